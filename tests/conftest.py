@@ -1,0 +1,78 @@
+"""What every test runs under: emulated devices, strict shapes, and random examples that repeat.
+
+pytest loads this file before it collects a test, so the settings are made before JAX starts a device and before the
+package is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+DEVICES = 4
+
+# Nearly all the time of these tests is compilation: without LLVM's optimisation and XLA's newer emitters it takes 40%
+# of the time, and results differ in the last bit only. Library calls, such as those of large products, are the same.
+FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+# Shapes and types in the signatures of these rooms are checked at every call.
+install_import_hook(["mp_lstm.layers", "mp_lstm.data"], "typechecking.check")
+
+hypothesis.settings.register_profile(
+    "gate", max_examples=30, deadline=None, derandomize=True, print_blob=True, database=None
+)
+hypothesis.settings.register_profile("all", max_examples=300, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("gate")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets JAX up before the first test module is imported."""
+    # `make test-all` takes the programs as users have them.
+    if config.option.markexpr != "gpu" and config.getoption("--hypothesis-profile") != "all":
+        os.environ["XLA_FLAGS"] = f"{FAST_COMPILATION} {os.environ.get('XLA_FLAGS', '')}".strip()
+    if config.option.markexpr != "gpu":
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@contextlib.contextmanager
+def enabled_float64() -> Iterator[None]:
+    """Makes JAX keep float64 while the context is open.
+
+    The setting is the process's, not the thread's as with `jax.enable_x64`, so that prefetching threads see it too. It
+    is part of the key of every cached program: what was compiled before is neither reused wrongly nor lost.
+    """
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Runs a test in float64."""
+    with enabled_float64():
+        yield
+
+
+@pytest.fixture(scope="session")
+def float64() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """The context `float64()` for tests that need both precisions, or float64 inside a hypothesis test."""
+    return enabled_float64
+
+
+@pytest.fixture(scope="session")
+def devices() -> list[jax.Device]:
+    """The emulated devices."""
+    found = jax.devices("cpu")
+    assert len(found) == DEVICES, f"{len(found)} CPU devices instead of {DEVICES}: JAX was started before conftest.py"
+    return found
