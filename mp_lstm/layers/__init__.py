@@ -1,0 +1,51 @@
+"""Layers: pure functions in three phases, and models made of them. No devices, no files."""
+
+from mp_lstm.layers.base import Borrowed, Context, Layer, apply, chain, residual
+from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.dense import DenseParams, dense
+from mp_lstm.layers.dropout import dropout
+from mp_lstm.layers.embedding import EmbeddingParams, embedding
+from mp_lstm.layers.heads import (
+    HeadParams,
+    TiedHeadParams,
+    loss_head,
+    softmax_cross_entropy,
+    softmax_head,
+    squared_error,
+)
+from mp_lstm.layers.language_model import language_model
+from mp_lstm.layers.lstm import LSTMParams, LSTMState, lstm, lstm_init, lstm_layer
+from mp_lstm.layers.model import Model, Tie, sequential
+from mp_lstm.layers.recurrent import from_function, recurrent
+
+__all__ = [
+    "Batch",
+    "Borrowed",
+    "Context",
+    "DenseParams",
+    "EmbeddingParams",
+    "HeadParams",
+    "LSTMParams",
+    "LSTMState",
+    "Layer",
+    "Model",
+    "Tie",
+    "TiedHeadParams",
+    "apply",
+    "chain",
+    "dense",
+    "dropout",
+    "embedding",
+    "from_function",
+    "language_model",
+    "loss_head",
+    "lstm",
+    "lstm_init",
+    "lstm_layer",
+    "recurrent",
+    "residual",
+    "sequential",
+    "softmax_cross_entropy",
+    "softmax_head",
+    "squared_error",
+]

@@ -1,0 +1,129 @@
+"""Dropout whose masks cannot depend on how a batch is cut.
+
+A mask is a function of (key, batch counter, time step, row, column) alone. It is drawn by running the Threefry block
+cipher on counters (time step, row << 16 | column group): a chunk that begins at step t and row r draws exactly the part
+of the whole batch's mask that it covers, at the cost of its own size. One call of the cipher gives four 16-bit
+numbers, so the keep probability is rounded to a multiple of 2^-16, and the scale is its exact inverse.
+
+References:
+  Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html
+  On the non-recurrent connections of an LSTM: Zaremba et al. 2014, https://arxiv.org/abs/1409.2329
+  Counter-based random numbers: Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
+from jaxtyping import Array, Bool, Integer, Key
+
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Context, Layer
+from mp_lstm.planning.costs import Cost
+
+LEVELS = 1 << 16
+
+
+def keep_probability(rate: float) -> float:
+    """Probability with which a value is kept: 1 - rate, rounded to a multiple of 2^-16."""
+    return round((1.0 - rate) * LEVELS) / LEVELS
+
+
+def keep_mask(
+    key: Key[Array, ""],
+    counter: Integer[Array, ""] | int,
+    start: Integer[Array, ""] | int,
+    row: Integer[Array, ""] | int,
+    shape: tuple[int, int, int],
+    rate: float,
+) -> Bool[Array, "T B D"]:
+    """Draws the part of a batch's mask that a unit covers.
+
+    Args:
+      key: the layer's dropout key.
+      counter: number of the batch.
+      start: first time step of the unit.
+      row: first batch row of the unit, below 65,536.
+      shape: (T, B, D) of the unit.
+      rate: probability of dropping a value.
+
+    Returns:
+      [T, B, D], True where a value is kept.
+
+    Example:
+      >>> import jax
+      >>> from mp_lstm.layers.dropout import keep_mask
+      >>> whole = keep_mask(jax.random.key(0), 3, 0, 0, (6, 4, 5), 0.5)
+      >>> part = keep_mask(jax.random.key(0), 3, 2, 1, (2, 3, 5), 0.5)
+      >>> bool((whole[2:4, 1:] == part).all())
+      True
+    """
+    time, rows, size = shape
+    groups = -(-size // 4)
+    seed = jax.random.bits(jax.random.fold_in(key, counter), (2,), jnp.uint32)
+    steps = jnp.asarray(start, jnp.uint32) + jnp.arange(time, dtype=jnp.uint32)
+    places = jnp.asarray(row, jnp.uint32) + jnp.arange(rows, dtype=jnp.uint32)
+    steps = jnp.broadcast_to(steps[:, None, None], (time, rows, groups))
+    columns = jnp.arange(groups, dtype=jnp.uint32)[None, None, :]
+    places = jnp.broadcast_to((places[None, :, None] << 16) | columns, (time, rows, groups))
+    seeds = (jnp.broadcast_to(seed[i], (time, rows, groups)) for i in range(2))
+    a, b = threefry2x32_p.bind(*seeds, steps, places)
+    numbers = jnp.stack([a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16], axis=-1).reshape((time, rows, 4 * groups))
+    return numbers[:, :, :size] < round((1.0 - rate) * LEVELS)
+
+
+def dropout(rate: float, *, name: str = "dropout") -> Layer:
+    """Drops values of [T, B, D] with probability `rate` while training, and scales the rest.
+
+    Args:
+      rate: probability of dropping a value, in [0, 1).
+      name: for tables and messages.
+
+    Returns:
+      The layer, without parameters or state.
+
+    Raises:
+      InputError: the rate is out of range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, mp_lstm
+      >>> from mp_lstm.layers.base import Context
+      >>> ctx = Context(key=jax.random.key(0), train=True)
+      >>> _, y, _ = mp_lstm.dropout(0.5).forward((), jnp.ones((2, 3, 4)), (), ctx)
+      >>> sorted(set(y.ravel().tolist()))
+      [0.0, 2.0]
+    """
+    if not 0.0 <= rate < 1.0:
+        raise InputError(f"{name}: the rate is {rate}, a number in [0, 1) is wanted")
+    kept = keep_probability(rate)
+
+    def scale(x: Array, mask: Array | None) -> Array:
+        return x if mask is None else jnp.where(mask, x * (1.0 / kept), jnp.zeros((), x.dtype))
+
+    # F keeps the mask, a byte a value, so that B need not draw it again.
+    def forward(params: tuple[()], x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Array | None]:
+        if not ctx.train or rate == 0.0:
+            return state, x, None
+        if ctx.key is None:
+            raise InputError(f"{name}: training with dropout needs a key: pass key=jax.random.key(...)")
+        time, rows, size = x.shape
+        mask = keep_mask(ctx.key, ctx.counter, ctx.start, ctx.row, (time, rows, size), rate)
+        return state, scale(x, mask), mask
+
+    def backward(
+        params: tuple[()], saved: Array | None, dy: Array, dstate: tuple[()], ctx: Context
+    ) -> tuple[Array, tuple[()], tuple[()]]:
+        return scale(dy, saved), dstate, ()
+
+    return Layer(
+        name=name,
+        kind="dropout",
+        init=lambda key: (),
+        init_state=lambda batch_size: (),
+        forward=forward,
+        backward=backward,
+        weight_gradient=lambda params, tape, ctx: (),
+        infer=lambda params, x, state, ctx: (state, x),
+        cost=lambda batch_size, time: Cost(0, 0, 0, 0, 0, 0, 0),
+    )

@@ -1,0 +1,225 @@
+"""Heads: layers whose y is the summed loss.
+
+The softmax head computes the gradient of its logits in F, in the pass over the logits that the loss needs anyway:
+what it saves replaces the logits, and B is one product.
+
+    F   logits = x @ K + b; loss = sum w (lse - logits[target]); saved: x, w (softmax - onehot)
+    B   dx = dlogits @ K^T
+    W   dK = x^T dlogits, db = sum dlogits
+
+The gradient of the loss, dy, is a scalar: it scales the small arrays, never the [T, B, V] one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, DTypeLike, Float, Integer, Key
+
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Borrowed, Context, Layer, flat_rows
+from mp_lstm.layers.embedding import EmbeddingParams
+from mp_lstm.layers.lstm import check_sizes, product
+from mp_lstm.planning.costs import Cost
+
+
+class HeadParams(NamedTuple):
+    """The decoder: logits = x @ kernel + bias."""
+
+    kernel: Float[Array, "H V"]
+    bias: Float[Array, " V"]
+
+
+class TiedHeadParams(NamedTuple):
+    """What a tied decoder owns; its kernel is the embedding's table, transposed."""
+
+    bias: Float[Array, " V"]
+
+
+class Tape(NamedTuple):
+    """Inputs scaled by dy, dy itself for each step, and the gradients of the logits."""
+
+    x: Float[Array, "T B H"]
+    dy: Float[Array, "T B"]
+    dlogits: Float[Array, "T B V"]
+
+
+def softmax_head(
+    inputs: int,
+    vocab: int,
+    *,
+    tied: bool = False,
+    name: str = "head",
+    kernel_init: Any = jax.nn.initializers.glorot_uniform(),
+    bias_init: Any = jax.nn.initializers.zeros,
+    products: DTypeLike | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    """Decoder and summed cross-entropy.
+
+    Args:
+      inputs: size H of the input.
+      vocab: number V of classes.
+      tied: borrow an embedding's table [V, H] as the kernel (Press and Wolf 2017, https://arxiv.org/abs/1608.05859).
+      name: for tables and messages.
+      kernel_init, bias_init: initialisers `(key, shape, dtype) -> array`.
+      products: type to which the operands of matrix products are rounded; None: as they are.
+      dtype: type of the parameters.
+
+    Returns:
+      The layer: x [T, B, H] -> y [], the sum over steps of weight times negative log-likelihood of the target;
+      `infer` gives the logits [T, B, V].
+
+    Raises:
+      InputError: a size is not positive.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, mp_lstm
+      >>> from mp_lstm.layers.base import Context
+      >>> head = mp_lstm.softmax_head(3, 50, kernel_init=jax.nn.initializers.zeros)
+      >>> ctx = Context(targets=jnp.zeros((2, 1), int), weights=jnp.ones((2, 1)))
+      >>> _, loss, _ = head.forward(head.init(jax.random.key(0)), jnp.ones((2, 1, 3)), (), ctx)
+      >>> round(float(jnp.exp(loss / 2)), 3)
+      50.0
+    """
+    check_sizes(name, inputs=inputs, vocab=vocab)
+    itemsize = jnp.dtype(dtype).itemsize
+
+    def init(key: Key[Array, ""]) -> HeadParams | TiedHeadParams:
+        kernel_key, bias_key = jax.random.split(key)
+        bias = bias_init(bias_key, (vocab,), dtype)
+        return TiedHeadParams(bias) if tied else HeadParams(kernel_init(kernel_key, (inputs, vocab), dtype), bias)
+
+    def kernel_and_bias(params: Any) -> tuple[Array, Array]:
+        return (params.lent.table.T, params.own.bias) if tied else params
+
+    def logits_of(params: Any, x: Array) -> Array:
+        kernel, bias = kernel_and_bias(params)
+        return product(flat_rows(x), kernel, products) + bias[None, :]
+
+    def forward(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, tuple[Array, Array]]:
+        weights = jnp.ones(x.shape[:2], x.dtype) if ctx.weights is None else ctx.weights
+        loss, dlogits = cross_entropy(logits_of(params, x), ctx.targets.reshape(-1), weights.reshape(-1))
+        return state, loss, (x, dlogits.reshape((*x.shape[:2], vocab)))
+
+    def backward(
+        params: Any, saved: tuple[Array, Array], dy: Array, dstate: tuple[()], ctx: Context
+    ) -> tuple[Array, tuple[()], Tape]:
+        x, dlogits = saved
+        kernel, _ = kernel_and_bias(params)
+        dx = product(flat_rows(dlogits), kernel.T, products).reshape(x.shape)
+        return dx * dy, dstate, Tape(x * dy, jnp.broadcast_to(dy, x.shape[:2]), dlogits)
+
+    def weight_gradient(params: Any, tape: Tape, ctx: Context) -> Any:
+        x, dlogits = flat_rows(tape.x), flat_rows(tape.dlogits)
+        bias = tape.dy.reshape(-1) @ dlogits
+        if tied:
+            table = product(dlogits.T, x, products)
+            return Borrowed(own=TiedHeadParams(bias), lent=EmbeddingParams(table))
+        return HeadParams(product(x.T, dlogits, products), bias)
+
+    def infer(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array]:
+        return state, logits_of(params, x).reshape((*x.shape[:2], vocab))
+
+    def cost(batch_size: int, time: int) -> Cost:
+        rows = batch_size * time
+        flops = 2.0 * rows * inputs * vocab
+        return Cost(
+            forward=flops + 8.0 * rows * vocab,
+            backward=flops,
+            weight=flops + rows * vocab,
+            parameters=vocab if tied else (inputs + 1) * vocab,
+            parameter_bytes=(inputs + 1) * vocab * itemsize,
+            activation_bytes=rows * (inputs + vocab) * itemsize,
+            transfer_bytes=itemsize,
+        )
+
+    return Layer(
+        name=name,
+        kind="head",
+        init=init,
+        init_state=lambda batch_size: (),
+        forward=forward,
+        backward=backward,
+        weight_gradient=weight_gradient,
+        infer=infer,
+        cost=cost,
+        borrows=tied,
+    )
+
+
+def cross_entropy(
+    logits: Float[Array, "N V"], targets: Integer[Array, " N"], weights: Float[Array, " N"]
+) -> tuple[Float[Array, ""], Float[Array, "N V"]]:
+    """Weighted sum of the negative log-likelihoods, and its gradient by the logits."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    log_sum = jnp.log(jnp.exp(shifted).sum(axis=-1))
+    picked = jnp.take_along_axis(shifted, targets[:, None], axis=-1, mode="clip")[:, 0]
+    hit = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, :] == targets[:, None]
+    weights = weights.astype(logits.dtype)
+    dlogits = (jnp.exp(shifted - log_sum[:, None]) - hit) * weights[:, None]
+    return jnp.where(weights == 0, 0, weights * (log_sum - picked)).sum(), dlogits
+
+
+def softmax_cross_entropy(
+    predictions: Float[Array, "T B V"], targets: Integer[Array, "T B"], weights: Float[Array, "T B"]
+) -> Float[Array, ""]:
+    """Weighted sum of the cross-entropy of each step, for `sequential(..., loss=...)`."""
+    return (weights * optax.softmax_cross_entropy_with_integer_labels(predictions, targets)).sum()
+
+
+def squared_error(
+    predictions: Float[Array, "T B D"], targets: Float[Array, "T B D"], weights: Float[Array, "T B"]
+) -> Float[Array, ""]:
+    """Weighted sum of the mean squared error of each step, for `sequential(..., loss=...)`."""
+    return (weights * jnp.square(predictions - targets).mean(axis=-1)).sum()
+
+
+def loss_head(loss: Callable[[Any, Any, Any], Array], *, name: str = "loss") -> Layer:
+    """A head without parameters from a loss function, differentiated by JAX.
+
+    Args:
+      loss: (predictions [T, B, ...], targets, weights [T, B]) -> the weighted sum over steps.
+      name: for tables and messages.
+
+    Returns:
+      The layer; `infer` gives the predictions.
+
+    Raises:
+      InputError: a batch has no targets.
+
+    Example:
+      >>> import jax.numpy as jnp, mp_lstm
+      >>> from mp_lstm.layers.base import Context
+      >>> head = mp_lstm.loss_head(mp_lstm.squared_error)
+      >>> ctx = Context(targets=jnp.ones((2, 1, 3)), weights=jnp.ones((2, 1)))
+      >>> float(head.forward((), jnp.zeros((2, 1, 3)), (), ctx)[1])
+      2.0
+    """
+
+    def of(x: Any, ctx: Context) -> Array:
+        if ctx.targets is None:
+            raise InputError(f"{name}: the batch has no targets: pass Batch(inputs, targets=...)")
+        return loss(x, ctx.targets, ctx.weights)
+
+    def backward(
+        params: tuple[()], saved: Any, dy: Array, dstate: tuple[()], ctx: Context
+    ) -> tuple[Any, tuple[()], tuple[()]]:
+        _, pull = jax.vjp(lambda x: of(x, ctx), saved)
+        return pull(dy)[0], dstate, ()
+
+    return Layer(
+        name=name,
+        kind="head",
+        init=lambda key: (),
+        init_state=lambda batch_size: (),
+        forward=lambda params, x, state, ctx: (state, of(x, ctx), x),
+        backward=backward,
+        weight_gradient=lambda params, tape, ctx: (),
+        infer=lambda params, x, state, ctx: (state, x),
+        cost=lambda batch_size, time: Cost(0, 0, 0, 0, 0, 0, 0),
+    )

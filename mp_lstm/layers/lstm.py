@@ -1,0 +1,351 @@
+"""The LSTM by hand, in three phases.
+
+The input products of all steps are one large product outside the scan, in both directions; inside the scan remains the
+recurrent product alone. The backward scan only carries gradients down and back in time: weight gradients are products
+over all rows at once, after the scan and off the critical path (W).
+
+    F   z = x @ K + b                     one product over T*B rows
+        scan: z_t + h @ R -> i f g o c h  saved as separate arrays (slicing a joined one costs 15% of the scan)
+    B   scan in reverse: dz_t, dh = dz_t @ R^T, dc      R^T materialised once, outside the scan
+        dx = dz @ K^T                     one product
+    W   dK = x^T dz, dR = h_prev^T dz, db = sum dz      products over the joined chunks
+
+A masked step keeps the state, outputs zero and passes gradients through; real steps come before padded ones in a row.
+
+References:
+  Hochreiter and Schmidhuber 1997; with the forget gate of Gers et al. 2000. Gate order i, f, g, o.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, DTypeLike, Float, Integer, Key
+
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Context, Layer, apply, flat_rows, infer_by_forward, steps_mask
+from mp_lstm.planning.costs import Cost
+
+UNROLL_LIMIT = 16
+"""Largest accepted unroll: compile time grows with it, speed does not."""
+
+default_kernel_init = jax.nn.initializers.glorot_uniform()
+default_recurrent_init = jax.nn.initializers.orthogonal()
+default_bias_init = jax.nn.initializers.zeros
+
+
+class LSTMParams(NamedTuple):
+    """Parameters of one LSTM layer; gate columns in the order i, f, g, o."""
+
+    kernel: Float[Array, "D 4H"]
+    recurrent_kernel: Float[Array, "H 4H"]
+    bias: Float[Array, " 4H"]
+
+
+class LSTMState(NamedTuple):
+    """State carried over time: hidden h and cell c."""
+
+    h: Float[Array, "B H"]
+    c: Float[Array, "B H"]
+
+
+class Gates(NamedTuple):
+    """Activations of the four gates, or their gradients."""
+
+    i: Array
+    f: Array
+    g: Array
+    o: Array
+
+
+class Saved(NamedTuple):
+    """What F keeps for B: inputs, gates, cells and outputs of every step, and the state before the first."""
+
+    x: Float[Array, "T B D"]
+    gates: Gates
+    c: Float[Array, "T B H"]
+    y: Float[Array, "T B H"]
+    before: LSTMState
+
+
+class Tape(NamedTuple):
+    """What B keeps for W. `h_before` has one row of time a chunk; y shifted behind it is the previous hidden state."""
+
+    x: Float[Array, "T B D"]
+    h_before: Float[Array, "C B H"]
+    y: Float[Array, "T B H"]
+    dz: Float[Array, "T B 4H"]
+
+
+def lstm_init(
+    key: Key[Array, ""],
+    inputs: int,
+    hidden: int,
+    *,
+    kernel_init: Any = default_kernel_init,
+    recurrent_init: Any = default_recurrent_init,
+    bias_init: Any = default_bias_init,
+    dtype: DTypeLike = jnp.float32,
+) -> LSTMParams:
+    """Draws the parameters of one LSTM layer.
+
+    Args:
+      key: random key.
+      inputs: size D of the input.
+      hidden: size H of the hidden state.
+      kernel_init, recurrent_init, bias_init: initialisers `(key, shape, dtype) -> array`, as in `jax.nn.initializers`.
+      dtype: type of the parameters.
+
+    Returns:
+      LSTMParams(kernel [D, 4H], recurrent_kernel [H, 4H], bias [4H]).
+
+    Example:
+      >>> import jax, mp_lstm
+      >>> mp_lstm.lstm_init(jax.random.key(0), 3, 5).kernel.shape
+      (3, 20)
+    """
+    kernel_key, recurrent_key, bias_key = jax.random.split(key, 3)
+    return LSTMParams(
+        kernel=kernel_init(kernel_key, (inputs, 4 * hidden), dtype),
+        recurrent_kernel=recurrent_init(recurrent_key, (hidden, 4 * hidden), dtype),
+        bias=bias_init(bias_key, (4 * hidden,), dtype),
+    )
+
+
+def product(a: Float[Array, "N K"], b: Float[Array, "K M"], dtype: DTypeLike | None) -> Float[Array, "N M"]:
+    """The product a @ b, operands rounded to `dtype` where one is given; the result keeps a's type."""
+    if dtype is None:
+        return a @ b
+    return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=a.dtype)
+
+
+def forward(
+    params: LSTMParams,
+    x: Float[Array, "T B D"],
+    state: LSTMState,
+    mask: Bool[Array, "T B"] | None,
+    *,
+    unroll: int = 1,
+    products: DTypeLike | None = None,
+) -> tuple[LSTMState, Float[Array, "T B H"], Saved]:
+    """F: runs the layer over a chunk and saves what B needs."""
+    time, rows, _ = x.shape
+    z = (product(flat_rows(x), params.kernel, products) + params.bias[None, :]).reshape((time, rows, -1))
+    recurrent = params.recurrent_kernel if products is None else params.recurrent_kernel.astype(products)
+
+    def step(carry: LSTMState, inputs: tuple[Array, Array | None]) -> tuple[LSTMState, tuple[Gates, Array, Array]]:
+        z_t, real = inputs
+        i, f, g, o = jnp.split(z_t + product(carry.h, recurrent, products), 4, axis=-1)
+        gates = Gates(jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o))
+        c = gates.f * carry.c + gates.i * gates.g
+        h = gates.o * jnp.tanh(c)
+        if real is None:
+            return LSTMState(h, c), (gates, c, h)
+        real = real[:, None]
+        kept = LSTMState(jnp.where(real, h, carry.h), jnp.where(real, c, carry.c))
+        return kept, (gates, c, jnp.where(real, h, jnp.zeros_like(h)))
+
+    after, (gates, c, y) = jax.lax.scan(step, state, (z, mask), unroll=unroll)
+    return after, y, Saved(x, gates, c, y, state)
+
+
+def backward(
+    params: LSTMParams,
+    saved: Saved,
+    dy: Float[Array, "T B H"],
+    dstate: LSTMState,
+    mask: Bool[Array, "T B"] | None,
+    *,
+    unroll: int = 1,
+    products: DTypeLike | None = None,
+) -> tuple[Float[Array, "T B D"], LSTMState, Tape]:
+    """B: gradients of input and state, and the gate gradients for W."""
+    c_before = jnp.concatenate([saved.before.c[None], saved.c[:-1]])
+    recurrent = transposed(params.recurrent_kernel if products is None else params.recurrent_kernel.astype(products))
+
+    def step(carry: LSTMState, inputs: Any) -> tuple[LSTMState, Array]:
+        dy_t, (i, f, g, o), c, c_prev, real = inputs
+        tanh_c = jnp.tanh(c)
+        dh = carry.h + dy_t
+        dc = carry.c + dh * o * (1 - tanh_c * tanh_c)
+        dz = jnp.concatenate(
+            [dc * g * i * (1 - i), dc * c_prev * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)], axis=-1
+        )
+        if real is None:
+            return LSTMState(product(dz, recurrent, products), dc * f), dz
+        real = real[:, None]
+        dz = jnp.where(real, dz, jnp.zeros_like(dz))
+        dh = jnp.where(real, product(dz, recurrent, products), carry.h)
+        return LSTMState(dh, jnp.where(real, dc * f, carry.c)), dz
+
+    inputs = (dy, saved.gates, saved.c, c_before, mask)
+    dstate, dz = jax.lax.scan(step, dstate, inputs, reverse=True, unroll=unroll)
+    dx = product(flat_rows(dz), params.kernel.T, products).reshape(saved.x.shape)
+    return dx, dstate, Tape(saved.x, saved.before.h[None], saved.y, dz)
+
+
+def transposed(w: Float[Array, "N M"]) -> Float[Array, "M N"]:
+    """The transpose, laid out anew, once: left to itself, XLA would keep w's layout and read it across in every step.
+
+    A flat array has but one layout, and what is behind the barrier cannot be undone.
+    """
+    rows, columns = w.shape
+    return jax.lax.optimization_barrier(w.T.reshape(-1)).reshape((columns, rows))
+
+
+def weight_gradient(tape: Tape, *, products: DTypeLike | None = None) -> LSTMParams:
+    """W: the weight gradients of a micro-batch, its chunks joined, as products over all T*B rows.
+
+    y serves as the hidden state before each next step: where y is zeroed (padding), dz is zero too.
+    """
+    dz = flat_rows(tape.dz)
+    h_before = jnp.concatenate([tape.h_before[:1], tape.y[:-1]])
+    return LSTMParams(
+        kernel=product(flat_rows(tape.x).T, dz, products),
+        recurrent_kernel=product(flat_rows(h_before).T, dz, products),
+        bias=dz.sum(axis=0),
+    )
+
+
+def lstm_layer(
+    inputs: int,
+    hidden: int,
+    *,
+    name: str = "lstm",
+    kernel_init: Any = default_kernel_init,
+    recurrent_init: Any = default_recurrent_init,
+    bias_init: Any = default_bias_init,
+    unroll: int = 1,
+    products: DTypeLike | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> Layer:
+    """An LSTM layer with hand-written phases.
+
+    Args:
+      inputs: size D of the input.
+      hidden: size H of the hidden state and the output.
+      name: for tables and messages.
+      kernel_init, recurrent_init, bias_init: as `lstm_init` takes them.
+      unroll: steps of the scan written out at once, 1 to 16.
+      products: type to which the operands of matrix products are rounded, such as jnp.bfloat16; None: as they are.
+      dtype: type of parameters and state.
+
+    Returns:
+      The layer: x [T, B, D] -> y [T, B, H], state LSTMState(h, c).
+
+    Raises:
+      InputError: a size or the unroll is out of range.
+
+    Example:
+      >>> import mp_lstm
+      >>> mp_lstm.lstm_layer(3, 5).cost(batch_size=2, time=4).parameters
+      180
+    """
+    check_sizes(name, inputs=inputs, hidden=hidden)
+    check_unroll(unroll)
+    options = {"unroll": unroll, "products": products}
+
+    def init(key: Key[Array, ""]) -> LSTMParams:
+        initialisers = {"kernel_init": kernel_init, "recurrent_init": recurrent_init, "bias_init": bias_init}
+        return lstm_init(key, inputs, hidden, **initialisers, dtype=dtype)
+
+    def init_state(batch_size: int) -> LSTMState:
+        return LSTMState(jnp.zeros((batch_size, hidden), dtype), jnp.zeros((batch_size, hidden), dtype))
+
+    def run_forward(params: LSTMParams, x: Array, state: LSTMState, ctx: Context) -> tuple[LSTMState, Array, Saved]:
+        return forward(params, x, state, ctx.mask, **options)
+
+    def run_backward(
+        params: LSTMParams, saved: Saved, dy: Array, dstate: LSTMState, ctx: Context
+    ) -> tuple[Array, LSTMState, Tape]:
+        return backward(params, saved, dy, dstate, ctx.mask, **options)
+
+    def run_weight_gradient(params: LSTMParams, tape: Tape, ctx: Context) -> LSTMParams:
+        return weight_gradient(tape, products=products)
+
+    return Layer(
+        name=name,
+        kind="lstm",
+        init=init,
+        init_state=init_state,
+        forward=run_forward,
+        backward=run_backward,
+        weight_gradient=run_weight_gradient,
+        infer=infer_by_forward(run_forward),
+        cost=lambda batch_size, time: lstm_cost(inputs, hidden, batch_size, time, jnp.dtype(dtype).itemsize),
+    )
+
+
+def lstm_cost(inputs: int, hidden: int, batch_size: int, time: int, itemsize: int) -> Cost:
+    """Cost of an LSTM layer: 2 B (D+H) 4H operations a step and phase, plus the elementwise ones."""
+    rows, gates = batch_size * time, 4 * hidden
+    products = 2.0 * rows * (inputs + hidden) * gates
+    parameters = (inputs + hidden + 1) * gates
+    return Cost(
+        forward=products + 30.0 * rows * hidden,
+        backward=products + 40.0 * rows * hidden,
+        weight=products + rows * gates,
+        parameters=parameters,
+        parameter_bytes=parameters * itemsize,
+        activation_bytes=rows * (inputs + 6 * hidden) * itemsize,
+        transfer_bytes=rows * hidden * itemsize,
+    )
+
+
+def lstm(
+    params: LSTMParams,
+    x: Float[Array, "T B D"],
+    state: LSTMState | None = None,
+    *,
+    lengths: Integer[Array, " B"] | None = None,
+    unroll: int = 1,
+    products: DTypeLike | None = None,
+) -> tuple[LSTMState, Float[Array, "T B H"]]:
+    """Runs one LSTM layer; its gradient is the hand-written backward.
+
+    Args:
+      params: LSTMParams(kernel [D, 4H], recurrent_kernel [H, 4H], bias [4H]).
+      x: [T, B, D] inputs, time-major.
+      state: LSTMState(h [B, H], c [B, H]) before the first step; zeros by default.
+      lengths: [B] real steps of each row, 0 to T. A finished row keeps its state and outputs zero.
+      unroll: steps of the scan written out at once, 1 to 16.
+      products: type to which the operands of matrix products are rounded; None: as they are.
+
+    Returns:
+      The state after each row's last real step, and outputs y [T, B, H].
+
+    Raises:
+      InputError: the unroll is out of range.
+
+    References:
+      Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735
+
+    Example:
+      >>> import jax, jax.numpy as jnp, mp_lstm
+      >>> params = mp_lstm.lstm_init(jax.random.key(0), inputs=3, hidden=5)
+      >>> state, y = mp_lstm.lstm(params, jnp.ones((4, 2, 3)), lengths=jnp.array([4, 1]))
+      >>> y.shape, bool((y[1:, 1] == 0).all())
+      ((4, 2, 5), True)
+    """
+    time, rows, inputs = x.shape
+    hidden = params.recurrent_kernel.shape[0]
+    layer = lstm_layer(inputs, hidden, unroll=unroll, products=products, dtype=params.kernel.dtype)
+    state = layer.init_state(rows) if state is None else LSTMState(*state)
+    return apply(layer, params, x, state, Context(mask=steps_mask(lengths, 0, time)))
+
+
+def check_sizes(name: str, **sizes: int) -> None:
+    """Raises InputError for a size that is not a positive whole number."""
+    for field, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"{name}: {field} is {size!r}, a whole number of at least 1 is wanted")
+
+
+def check_unroll(unroll: int) -> None:
+    """Raises InputError for an unroll that only costs compile time."""
+    if not 1 <= unroll <= UNROLL_LIMIT:
+        raise InputError(
+            f"unroll is {unroll}, 1 to {UNROLL_LIMIT} is wanted: compile time grows with it and speed does not"
+        )
