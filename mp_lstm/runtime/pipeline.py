@@ -1,0 +1,495 @@
+"""The pipeline: training as pure steps on a state that is a value.
+
+    place     a window of batches is cut and sent to its devices
+    walk      F, B and W of all stages are enqueued in the schedule's order
+    norms     one scalar a stage goes to the last stage, their sum comes back
+    U         every stage updates its own rows
+
+A step returns as soon as all of this is enqueued: its metrics are device scalars, best read after the next step's call.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Key
+
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Params
+from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.model import Model, ties_from_below
+from mp_lstm.planning.plan import Plan
+from mp_lstm.runtime import optimizer as optimizers
+from mp_lstm.runtime.batches import PlacedWindow, place_window
+from mp_lstm.runtime.constants import Constants
+from mp_lstm.runtime.engine import Engine
+from mp_lstm.runtime.placement import Tree, put, structs, transfer
+from mp_lstm.runtime.programs import Programs
+from mp_lstm.runtime.stages import Gradients, Stage, Unit, make_stage
+from mp_lstm.runtime.state import Metrics, StageState, State
+from mp_lstm.runtime.verify import Certificate, certify
+from mp_lstm.runtime.walk import Walk
+
+Window = Batch | Sequence[Batch] | PlacedWindow
+NORMALIZE = ("tokens", "rows")
+
+
+class Pipeline:
+    """A model on its devices. Made by `make_pipeline`; its methods are functions of a `State`.
+
+    Args:
+      engine: stages, programs and constants.
+      plan, optimizer, normalize, every_k, donate: as given to `make_pipeline`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        optimizer: optax.GradientTransformation,
+        *,
+        normalize: str,
+        every_k: int,
+        donate: bool,
+    ):
+        self.plan = plan
+        self.model = engine.model
+        self.stages = engine.stages
+        self.programs = engine.programs
+        self.every_k = every_k
+        self._engine = engine
+        self._optimizer = optimizer
+        self._normalize = normalize
+        self._donate = donate
+
+    def init(self, key: Key[Array, ""]) -> State:
+        """Draws parameters, each stage's on its own devices: the same as `model.init(key)`."""
+        own = tuple(
+            jax.jit(stage.init, out_shardings=stage.sharding)(put(key, stage.sharding)) for stage in self.stages
+        )
+        return self._state(own, key)
+
+    def load(self, params: Params, *, key: Key[Array, ""] | None = None) -> State:
+        """A fresh state with the given parameters.
+
+        Args:
+          params: of the whole model, one entry a row, as `params` and `model.init` return them.
+          key: training's key; `jax.random.key(0)` by default.
+
+        Raises:
+          InputError: the parameters are those of another model.
+        """
+        wanted = jax.eval_shape(self.model.init, jax.random.key(0))
+        if jax.tree.structure(wanted) != jax.tree.structure(params):
+            got = jax.tree.structure(params)
+            raise InputError(f"the parameters' structure is {got}, the model's is {jax.tree.structure(wanted)}")
+        for (path, want), got in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(params), strict=True):
+            if want.shape != np.shape(got):
+                name = self.model.rows[path[0].idx].name
+                raise InputError(
+                    f"{name}: {jax.tree_util.keystr(path[1:])} has shape {np.shape(got)}, {want.shape} is wanted"
+                )
+        own = tuple(
+            put(jax.tree.map(np.array, tuple(params[row] for row in stage.rows)), stage.sharding)
+            for stage in self.stages
+        )
+        return self._state(own, jax.random.key(0) if key is None else key)
+
+    def params(self, state: State) -> Params:
+        """Parameters of the whole model as host arrays, one entry a row; waits for the devices."""
+        rows = tuple(row for stage in state.stages for row in stage.own)
+        return jax.tree.map(lambda leaf: np.array(leaf), rows)
+
+    def place(self, window: Window) -> PlacedWindow:
+        """Cuts a batch, or the batches of one update, and sends each part to the devices that need it.
+
+        Raises:
+          InputError: shapes that do not agree, or that the plan has no room for.
+        """
+        if isinstance(window, PlacedWindow):
+            return window
+        batches = [window] if isinstance(window, Batch) else list(window)
+        if not batches:
+            raise InputError("the window has no batch, at least one is wanted")
+        return place_window(
+            self.plan, self.stages, batches, normalize=self._normalize, dtype=self._engine.constants.dtype
+        )
+
+    def prefetch(self, batches: Iterable[Batch]) -> Iterator[PlacedWindow]:
+        """Windows of `every_k` batches, each placed while the devices still work on the one before.
+
+        The batches that remain at the end make a shorter last window, so none is lost.
+        """
+        batches = iter(batches)
+        while window := list(itertools.islice(batches, self.every_k)):
+            yield self.place(window)
+
+    def step(self, state: State, window: Window) -> tuple[State, Metrics]:
+        """One update from one window of batches; enqueues everything and waits for nothing.
+
+        Args:
+          state: consumed, unless the pipeline was made with donate=False.
+          window: a batch, several batches, or what `place` or `prefetch` gave.
+
+        Returns:
+          The new state and the window's metrics.
+
+        Raises:
+          InputError: a bare batch where `every_k` batches make a window; shapes the plan has no room for.
+        """
+        if isinstance(window, Batch) and self.every_k > 1:
+            raise InputError(
+                f"every_k is {self.every_k} and step got a bare batch: iterate over pipe.prefetch(batches), or pass "
+                f"a list of 1 to {self.every_k} batches"
+            )
+        window = self.place(window)
+        walk = self._walk(state.stages, window, state.key, state.batches, state.carry)
+        stages, metrics = self._finish(walk, state.stages, state.rate)
+        carry = tuple(walk.carry) if any(batch.resets is not None for batch in window.batches) else state.carry
+        seen = state.batches + len(window.batches)
+        return State(state.key, stages, carry, state.step + 1, seen, state.rate), metrics
+
+    def value_and_grad(self, state: State, window: Window) -> tuple[Float[Array, ""], Params]:
+        """The loss of a window and its gradient, normalised as in a step: one entry a row, on its stage's device."""
+        window = self.place(window)
+        walk = self._walk(state.stages, window, state.key, state.batches, state.carry)
+        rows: list[Params] = []
+        for stage in self.stages:
+            args = (_gradients(walk, stage).own, window.denominators[stage.number])
+            rows += self._engine.run(stage, "normalize", None, _normalized, args)
+        last = self.stages[-1]
+        loss = self._engine.run(last, "mean", None, jnp.divide, (walk.total, window.weight_scalar))
+        return loss, tuple(rows)
+
+    def evaluate(
+        self, state: State, window: Window, *, carry: tuple[Tree, ...] | None = None, compile_only: bool = False
+    ) -> Metrics:
+        """The loss of a window without dropout.
+
+        Args:
+          state: left as it is.
+          window: a batch, several batches, or what `place` gave.
+          carry: what the metrics of the batch before held, where state is carried.
+          compile_only: compile the programs and return no metrics' values.
+        """
+        window = self.place(window)
+        walk = self._begin(state.stages, window, state.key, state.batches, carry, compile_only)
+        walk.run_forward(self.plan.schedule(window.lengths))
+        last, args = self.stages[-1], (walk.total, window.weight_scalar)
+        loss = self._engine.run(last, "mean", None, jnp.divide, args, compile_only=compile_only)
+        carried = tuple(walk.carry) if any(batch.resets is not None for batch in window.batches) else None
+        return Metrics(loss, window.weight, window.tokens, carry=carried)
+
+    def infer(self, state: State, inputs: Tree, carry: Sequence[Tree] | None = None) -> tuple[Tree, tuple[Tree, ...]]:
+        """Predictions for a few steps, through the placed stages.
+
+        Args:
+          state: left as it is.
+          inputs: [T, B, ...] host arrays; every shape is compiled once.
+          carry: what the call before returned; None: the initial state.
+
+        Returns:
+          The model's predictions (logits [T, B, V]) on the last stage's device, and the carry.
+        """
+        rows = jax.tree.leaves(inputs)[0].shape[1]
+        shape = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(inputs))
+        constants, after = self._engine.constants, []
+        if carry is None:
+            carry = [constants.initial_state(stage, rows) for stage in self.stages]
+        x = put(inputs, self.stages[0].sharding)
+        for stage, held, before in zip(self.stages, state.stages, carry, strict=True):
+            args = (held.own, held.lent, transfer(x, stage.sharding), before, Unit())
+            carried, x = self._engine.run(stage, "infer", shape, stage.infer, args)
+            after.append(carried)
+        return x, tuple(after)
+
+    def verify(self, state: State, window: Batch | Sequence[Batch]) -> Certificate:
+        """Compares the pipeline's gradient, and every row's own backward, with JAX's derivative on one device.
+
+        All parameters are brought to the default device for it: use a small version of a model that fits none.
+
+        Args:
+          state: left as it is.
+          window: a batch, or several.
+
+        Returns:
+          The certificate: print it, or ask whether it `passed`.
+
+        Example:
+          >>> import jax, mp_lstm, numpy as np, optax
+          >>> model = mp_lstm.language_model(vocab=50, embed=4, hidden=8, layers=2, dropout=0.5)
+          >>> plan = mp_lstm.make_plan(model, batch_size=4, lengths=(8,), devices=jax.devices()[:1])
+          >>> pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1))
+          >>> batch = mp_lstm.Batch(np.zeros((8, 4), int), np.ones((8, 4), int))
+          >>> pipe.verify(pipe.init(jax.random.key(0)), batch).passed
+          True
+        """
+        batches = [window] if isinstance(window, Batch) else list(window)
+        return certify(
+            self.model,
+            self.params(state),
+            batches,
+            self.value_and_grad(state, batches),
+            stages=[stage.number for stage in self.stages for _ in stage.rows],
+            key=state.key,
+            counter=state.batches,
+            carry=self._host_carry(state),
+        )
+
+    def _host_carry(self, state: State) -> Tree:
+        """The carried state of all rows, as host arrays."""
+        return (
+            None if state.carry is None else jax.tree.map(np.array, tuple(row for part in state.carry for row in part))
+        )
+
+    def warm_up(self, batches: Iterable[Window] | None = None) -> None:
+        """Compiles, without running them, all programs that steps and evaluations of these batches use.
+
+        Args:
+          batches: examples, one of each shape that will come; by default one padded batch of tokens a bucket, alone and
+            (where `every_k` allows) two in a window.
+
+        Example:
+          >>> import jax, mp_lstm, optax
+          >>> model = mp_lstm.language_model(vocab=50, embed=4, hidden=8, layers=2)
+          >>> plan = mp_lstm.make_plan(model, batch_size=4, lengths=(8,), devices=jax.devices()[:1])
+          >>> pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1))
+          >>> pipe.warm_up()
+          >>> len(pipe.programs) > 0
+          True
+        """
+        state = self.abstract_state()
+        for example in self._examples() if batches is None else batches:
+            for window in _windows(example, self.every_k):
+                placed = self.place(window)
+                walk = self._walk(state.stages, placed, state.key, 0, None, compile_only=True)
+                self._finish(walk, state.stages, 1.0, compile_only=True)
+                self.evaluate(state, placed, compile_only=True)
+
+    def abstract_state(self) -> State:
+        """Shapes, types and shardings of a state."""
+        key = jax.random.key(0)
+        own = tuple(structs(jax.eval_shape(stage.init, key), stage.sharding) for stage in self.stages)
+        optimizer = [jax.eval_shape(functools.partial(optimizers.init, self._optimizer), part) for part in own]
+        states = [structs(tree, stage.sharding) for tree, stage in zip(optimizer, self.stages, strict=True)]
+        return State(key, tuple(map(StageState, own, states, self._lend(own))))
+
+    def _examples(self) -> list[Batch]:
+        """One batch of tokens for each bucket."""
+        rows = self.plan.batch_size
+        lengths = np.ones(rows, np.int32)
+        return [Batch(z := np.zeros((length, rows), np.int32), z, lengths=lengths) for length in self.plan.buckets]
+
+    def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
+        init = jax.jit(functools.partial(optimizers.init, self._optimizer))
+        states = [put(init(part), stage.sharding) for part, stage in zip(own, self.stages, strict=True)]
+        return State(key, tuple(map(StageState, own, states, self._lend(own))))
+
+    def _lend(self, own: Sequence[Params]) -> list[tuple[Params, ...]]:
+        """What each stage is lent by others, as copies: an owner's update must not take their memory."""
+        lent = []
+        for stage in self.stages:
+            parts = []
+            for tie in ties_from_below(self.model, stage.rows):
+                owner = next(other for other in self.stages if tie.owner in other.rows)
+                parts.append(self._copy(owner, own[owner.number][tie.owner - owner.rows.start], stage))
+            lent.append(tuple(parts))
+        return lent
+
+    def _copy(self, owner: Stage, params: Params, borrower: Stage) -> Params:
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params))
+        copied = self._engine.run(owner, "lend", None, _copied, (params,), compile_only=abstract)
+        return transfer(copied, borrower.sharding)
+
+    def _walk(
+        self,
+        states: Sequence[StageState],
+        window: PlacedWindow,
+        key: Key[Array, ""],
+        seen: int,
+        carry: Sequence[Tree] | None,
+        *,
+        compile_only: bool = False,
+    ) -> Walk:
+        """A finished walk: F, B and W enqueued, lent gradients sent home."""
+        walk = self._begin(states, window, key, seen, carry, compile_only)
+        walk.run(self.plan.schedule(window.lengths))
+        walk.send_lent_gradients()
+        return walk
+
+    def _begin(
+        self,
+        states: Sequence[StageState],
+        window: PlacedWindow,
+        key: Key[Array, ""],
+        seen: int,
+        carry: Sequence[Tree] | None,
+        compile_only: bool,
+    ) -> Walk:
+        counters = [
+            [put(np.asarray(seen + k, np.uint32), stage.sharding) for stage in self.stages]
+            for k in range(len(window.batches))
+        ]
+        keys = [self._engine.constants.key(stage, key) for stage in self.stages]
+        return Walk(self._engine, states, window, keys=keys, counters=counters, carry=carry, compile_only=compile_only)
+
+    def _finish(
+        self, walk: Walk, states: Sequence[StageState], rate: float, *, compile_only: bool = False
+    ) -> tuple[tuple[StageState, ...], Metrics]:
+        """The norms and U: one scalar of each stage goes to the last, the norm comes back, every stage updates."""
+        run = functools.partial(self._engine.run, compile_only=compile_only)
+        window, last = walk.window, self.stages[-1]
+        squares = [
+            run(stage, "square_norm", None, optimizers.square_norm, (_gradients(walk, stage).own,))
+            for stage in self.stages
+        ]
+        squares = tuple(transfer(square, last.sharding) for square in squares)
+        args = (squares, window.denominators[-1], walk.total, window.weight_scalar)
+        norm, loss = run(last, "norm", None, _norm_and_loss, args)
+        own, optimizer = [], []
+        for stage, held in zip(self.stages, states, strict=True):
+            sent, factor = transfer(norm, stage.sharding), self._engine.constants.factor(stage, rate)
+            denominator = window.denominators[stage.number]
+            args = (held.own, held.optimizer, _gradients(walk, stage).own, sent, denominator, factor)
+            params, state = run(stage, "update", None, stage.update, args, donate=(0, 1) if self._donate else ())
+            own.append(params)
+            optimizer.append(state)
+        metrics = Metrics(loss, window.weight, window.tokens, norm, squares)
+        return tuple(map(StageState, own, optimizer, self._lend(own))), metrics
+
+    def restore(
+        self,
+        params: Params,
+        optimizer: Sequence[Any],
+        *,
+        key: Key[Array, ""],
+        carry: Sequence[Tree] | None = None,
+        step: int = 0,
+        batches: int = 0,
+        rate: float = 1.0,
+    ) -> State:
+        """The state made of what a checkpoint keeps: parts by row, so that they fit any partition.
+
+        Args:
+          params, optimizer, carry: one entry a row, on the devices of the row's stage or to be sent there; consumed.
+          key, step, batches, rate: as in `State`.
+        """
+
+        def by_stage(rows: Sequence[Tree]) -> tuple[Tree, ...]:
+            parts = [tuple(rows[stage.rows.start : stage.rows.stop]) for stage in self.stages]
+            return tuple(transfer(part, stage.sharding) for part, stage in zip(parts, self.stages, strict=True))
+
+        own = by_stage(params)
+        stages = tuple(map(StageState, own, by_stage(optimizer), self._lend(own)))
+        return State(key, stages, None if carry is None else by_stage(carry), step, batches, rate)
+
+
+def _gradients(walk: Walk, stage: Stage) -> Gradients:
+    gradients = walk.gradients[stage.number]
+    assert gradients is not None, "a validated schedule has a W for every stage"
+    return gradients
+
+
+def _copied(params: Params) -> Params:
+    """Copies: a program returns no input as it is, so the barrier makes new arrays of them."""
+    return jax.tree.map(jnp.copy, params)
+
+
+def _normalized(gradients: Params, denominator: Array) -> list[Params]:
+    return [jax.tree.map(lambda leaf: leaf / denominator.astype(leaf.dtype), row) for row in gradients]
+
+
+def _norm_and_loss(
+    squares: tuple[Array, ...], denominator: Array, total: Array, weight: Array
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Global norm of the normalised gradient, and mean loss."""
+    return jnp.sqrt(sum(squares[1:], squares[0])) / denominator, total / weight
+
+
+def _windows(example: Window, every_k: int) -> list[Window]:
+    """The example, and where windows have several batches also twice in one: adding up takes programs of its own."""
+    if isinstance(example, PlacedWindow) or every_k == 1:
+        return [example]
+    batches = [example] if isinstance(example, Batch) else list(example)
+    return [batches, batches * 2]
+
+
+def make_pipeline(
+    model: Model,
+    plan: Plan,
+    optimizer: optax.GradientTransformation,
+    *,
+    max_norm: float | None = None,
+    normalize: str = "tokens",
+    every_k: int = 1,
+    donate: bool = True,
+) -> Pipeline:
+    """Puts a model on a plan's devices.
+
+    Args:
+      model: the model the plan was made for.
+      plan: partition, devices, buckets and schedules.
+      optimizer: a leaf-wise optax transformation; each row has a state of its own.
+      max_norm: the gradient is scaled so that its norm over all stages is at most this; None: it is not.
+      normalize: divide gradient sums by the real "tokens" of the window (its weights), or by its real "rows".
+      every_k: batches in a window, that is for one update; the last window of an epoch may have fewer.
+      donate: whether `step` consumes the state it is given, and so saves a copy of all parameters.
+
+    Returns:
+      The pipeline.
+
+    Raises:
+      InputError: the plan is for another model; the optimizer mixes leaves; an option is out of range.
+
+    Example:
+      >>> import jax, mp_lstm, numpy as np, optax
+      >>> model = mp_lstm.language_model(vocab=50, embed=4, hidden=8, layers=2)
+      >>> plan = mp_lstm.make_plan(model, batch_size=4, lengths=(8,), devices=jax.devices()[:1])
+      >>> pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1), max_norm=5.0)
+      >>> state = pipe.init(jax.random.key(0))
+      >>> state, metrics = pipe.step(state, mp_lstm.Batch(np.zeros((8, 4), int), np.ones((8, 4), int)))
+      >>> metrics.tokens, state.step
+      (32, 1)
+    """
+    names = [row.name for row in plan.rows]
+    if names != [row.name for row in model.rows]:
+        raise InputError(
+            f"the plan is for rows {names}, the model has {[row.name for row in model.rows]}: make a plan for it"
+        )
+    if normalize not in NORMALIZE:
+        raise InputError(f"normalize is {normalize!r}, one of {', '.join(NORMALIZE)} is wanted")
+    if not isinstance(every_k, int) or every_k < 1:
+        raise InputError(f"every_k is {every_k!r}, a whole number of at least 1 is wanted")
+    if max_norm is not None and not max_norm > 0:
+        raise InputError(f"max_norm is {max_norm}, a positive number or None is wanted")
+    optimizers.check_leafwise(optimizer)
+    stages = tuple(
+        make_stage(model, i, rows, device, optimizer, max_norm=max_norm)
+        for i, (rows, device) in enumerate(zip(plan.stages, plan.devices, strict=True))
+    )
+    params = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    constants = Constants(jnp.result_type(*(leaf.dtype for leaf in params)))
+    engine = Engine(model, stages, Programs(program_bound(plan)), constants)
+    return Pipeline(engine, plan, optimizer, normalize=normalize, every_k=every_k, donate=donate)
+
+
+def program_bound(plan: Plan) -> int:
+    """Largest number of programs that batches of one structure need.
+
+    Each stage has one program for each distinct unit shape in F, B (two: the first of a micro-batch and the next) and
+    evaluation, one for each distinct joined shape in W (two: the first of a window and the next), and one for each
+    distinct row split to take the carried state apart and together; and the same few of every plan: norm, update,
+    lending.
+    """
+    buckets = plan.buckets.values()
+    units = len({(bucket.chunk, bucket.rows_per_microbatch) for bucket in buckets})
+    joined = len({(bucket.chunk, bucket.chunks, bucket.rows_per_microbatch) for bucket in buckets})
+    splits = len({bucket.microbatches for bucket in buckets})
+    return len(plan.stages) * (4 * units + 2 * joined + 2 * splits + 5) + 2

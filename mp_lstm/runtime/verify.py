@@ -1,0 +1,182 @@
+"""The certificate of a user's own model: does the pipeline compute what JAX would differentiate?
+
+Two comparisons a row, in the loss's own precision:
+
+    pipeline   gradient by the placed stages, chunks and micro-batches, against `jax.grad` of the plain forward on one
+    device layer      the row's own B and W, fed what the reference feeds it, against `jax.vjp` of the row's own
+    forward
+
+A wrong backward spoils the pipeline's gradients of every row below it; the second comparison names the row it is in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Key
+
+from mp_lstm.layers.base import Context, Layer, Params, State, child_context
+from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.model import Model, loss
+
+TOLERANCE = {"float64": 1e-10, "float32": 2e-5}
+"""Largest relative error that passes, by type of the loss."""
+
+
+class RowErrors(NamedTuple):
+    """Relative errors of a row: of its gradient by the pipeline, and of its own backward."""
+
+    name: str
+    stage: int
+    pipeline: float
+    layer: float
+
+
+class Certificate(NamedTuple):
+    """Errors of every row, largest first in `wrong`."""
+
+    rows: tuple[RowErrors, ...]
+    loss: float
+    tolerance: float
+
+    @property
+    def worst(self) -> float:
+        """Largest relative error of all."""
+        return max([self.loss, *(max(row.pipeline, row.layer) for row in self.rows)])
+
+    @property
+    def passed(self) -> bool:
+        """Whether every error is within the tolerance; an error that is not a number is not."""
+        return self.worst <= self.tolerance
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Rows whose own backward disagrees with JAX's derivative of their forward."""
+        return tuple(row.name for row in self.rows if not row.layer <= self.tolerance)
+
+    def __str__(self) -> str:
+        """A table and a verdict."""
+        lines = ["row         stage  pipeline  layer"]
+        lines += [f"{row.name:10}  {row.stage:5}  {row.pipeline:8.1e}  {row.layer:.1e}" for row in self.rows]
+        verdict = f"failed: largest relative error {self.worst:.1e}, {self.tolerance:.0e} allowed"
+        if self.passed:
+            verdict = f"passed: largest relative error {self.worst:.1e}, {self.tolerance:.0e} allowed"
+        elif self.wrong:
+            verdict = f"failed: the backward of {', '.join(self.wrong)} is not the derivative of its forward"
+        return "\n".join([*lines, verdict])
+
+
+def relative_error(got: Any, wanted: Any) -> float:
+    """Largest over leaves of ||got - wanted|| / ||wanted||; absolute where `wanted` is zero."""
+    errors = [0.0]
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        errors.append(float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0)))
+    return float(np.max(errors))
+
+
+def plain(layer: Layer, params: Params, x: Any, state: State, ctx: Context) -> tuple[State, Any]:
+    """A layer's forward as JAX sees it, to be differentiated by JAX and not by the layer."""
+    state, y, _ = layer.forward(params, x, state, ctx)
+    return state, y
+
+
+def reference(
+    model: Model, params: Params, batches: list[Batch], *, key: Key[jax.Array, ""], counter: int, carry: State | None
+) -> tuple[jax.Array, Params]:
+    """Mean loss of a window and its gradient on one device, differentiated by JAX alone."""
+
+    def mean(params: Params) -> jax.Array:
+        state, loss_sum, weight_sum = carry, 0.0, 0.0
+        for i, batch in enumerate(batches):
+            options: dict[str, Any] = {"key": key, "counter": counter + i, "carry": state}
+            _, aux = loss(model, params, batch, run=plain, **options)
+            state = aux.carry if batch.resets is not None else state
+            state = jax.lax.stop_gradient(state)
+            loss_sum, weight_sum = loss_sum + aux.loss_sum, weight_sum + aux.weight_sum
+        return loss_sum / jnp.where(weight_sum == 0, 1, weight_sum)
+
+    return jax.jit(jax.value_and_grad(mean))(params)
+
+
+def layer_errors(model: Model, params: Params, batch: Batch, *, key: Key[jax.Array, ""], counter: int) -> list[float]:
+    """Error of each row's own backward, on one batch from the initial state."""
+    errors: list[float] = []
+
+    def run(layers: Layer, params: Params, x: Any, state: State, ctx: Context) -> tuple[State, Any]:
+        errors.extend(jax.jit(lambda params, x, state, ctx: _rows(model, params, x, state, ctx))(params, x, state, ctx))
+        return plain(layers, params, x, state, ctx)
+
+    loss(model, params, batch, run=run, key=key, counter=counter, carry=None)
+    return [float(error) for error in errors]
+
+
+def _rows(model: Model, params: Params, x: Any, states: State, ctx: Context) -> list[jax.Array]:
+    """Up through the rows by their plain forward, down by its derivative, each row's own backward beside it."""
+    pulls, saved, after = [], [], []
+    for i, row in enumerate(model.rows):
+        place = child_context(ctx, i)
+
+        def forward(
+            params: Params, x: Any, state: State, row: Layer = row, place: Context = place
+        ) -> tuple[State, Any]:
+            return plain(row, params, x, state, place)
+
+        saved.append(row.forward(params[i], x, states[i], place)[2])
+        (state, x), pull = jax.vjp(forward, params[i], x, states[i])
+        pulls.append(pull)
+        after.append(state)
+    errors, dy = [], jnp.ones_like(x)
+    for i, row in reversed(list(enumerate(model.rows))):
+        dstate = jax.tree.map(jnp.zeros_like, after[i])
+        wanted = pulls[i]((dstate, dy))
+        dx, dbefore, tape = row.backward(params[i], saved[i], dy, dstate, child_context(ctx, i))
+        dparams = row.weight_gradient(params[i], tape, child_context(ctx, i))
+        dy = wanted[1]
+        errors.append(_error((dparams, dbefore), (wanted[0], wanted[2])))
+        if dx is not None:
+            errors[-1] = jnp.maximum(errors[-1], _error(dx, dy))
+    return errors[::-1]
+
+
+def _error(got: Any, wanted: Any) -> jax.Array:
+    """`relative_error`, traced."""
+    worst = jnp.zeros(())
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        size = jnp.linalg.norm(b.ravel())
+        worst = jnp.maximum(worst, jnp.linalg.norm((a - b).ravel()) / jnp.where(size == 0, 1, size))
+    return worst
+
+
+def certify(
+    model: Model,
+    params: Params,
+    batches: list[Batch],
+    got: tuple[Any, Params],
+    *,
+    stages: list[int],
+    key: Key[jax.Array, ""],
+    counter: int,
+    carry: State | None,
+) -> Certificate:
+    """Compares what a pipeline computed with JAX's derivative on one device, the default one.
+
+    Args:
+      model: the model.
+      params: its parameters, host arrays.
+      batches: the window.
+      got: loss and gradient by the pipeline.
+      stages: stage of each row.
+      key, counter, carry: training's key, the number of the first batch, the state carried into it.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    wanted = reference(model, params, batches, key=key, counter=counter, carry=carry)
+    own = layer_errors(model, params, batches[0], key=key, counter=counter)
+    rows = tuple(
+        RowErrors(row.name, stages[i], relative_error(got[1][i], wanted[1][i]), own[i])
+        for i, row in enumerate(model.rows)
+    )
+    return Certificate(rows, relative_error(got[0], wanted[0]), TOLERANCE[str(wanted[0].dtype)])
