@@ -151,7 +151,7 @@ def loss_weights(batch: Batch, mask: Array | None, shape: tuple[int, int], dtype
 def reset_rows(resets: Array, initial: State, carry: State) -> State:
     """The carried state, with the initial one in the rows where `resets` [B] is true."""
 
-    def choose(fresh: Array, old: Array) -> Array:
+    def choose(fresh: Array, old: Any) -> Array:  # the old one may be a host array
         return jnp.where(resets.reshape((-1,) + (1,) * (old.ndim - 1)), fresh, old)
 
     return jax.tree.map(choose, initial, carry)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, runtime_checkable
@@ -48,8 +48,8 @@ class PlannedLayer(Protocol):
         ...
 
     @property
-    def cost(self) -> Callable[[int, int], Cost]:
-        """(batch size, time steps) -> Cost."""
+    def cost(self) -> Any:
+        """(batch size, time steps) -> Cost. A function that is a field: type checkers take it for a method."""
         ...
 
 

@@ -30,7 +30,7 @@ def check_leafwise(optimizer: optax.GradientTransformation) -> None:
     together = _probe(optimizer, ("a", "b"))
     for leaf in ("a", "b"):
         apart = _probe(optimizer, (leaf,))
-        if not np.allclose(together[leaf], apart[leaf], rtol=1e-5, atol=1e-9):
+        if not np.allclose(together[leaf], apart[leaf], rtol=1e-5, atol=1e-9, equal_nan=True):
             raise InputError(
                 "the optimizer mixes the leaves of its tree (as optax.clip_by_global_norm does), so it would act on "
                 "each stage alone: leave that part out, and for clipping by the global norm pass max_norm=... to "

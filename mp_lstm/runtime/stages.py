@@ -126,7 +126,8 @@ def make_stage(
         ctx = context(unit, time, train=True)
         dx, dstate, tape = layer.backward(lend(model, rows, own, lent), saved, dy, dstate, ctx)
         timed, new = split_tape(layer.join, tape)
-        return dx, dstate, timed, new if summed is None else jax.tree.map(jnp.add, summed, new)
+        # What is added up is donated later: it must be no array that anything else is too, so the first is copied.
+        return dx, dstate, timed, jax.tree.map(jnp.copy, new) if summed is None else jax.tree.map(jnp.add, summed, new)
 
     def weight_gradient(
         own: Params,
@@ -141,7 +142,7 @@ def make_stage(
         tape = merge_tape(layer.join, join_time(timed), summed)
         gradients = layer.weight_gradient(lend(model, rows, own, lent), tape, context(unit, time, train=True))
         gradients = Gradients(*settle(model, rows, gradients))
-        return gradients if so_far is None else jax.tree.map(jnp.add, so_far, gradients)
+        return jax.tree.map(jnp.copy, gradients) if so_far is None else jax.tree.map(jnp.add, so_far, gradients)
 
     def evaluate(own: Params, lent: Tree, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
         state, y, _ = layer.forward(lend(model, rows, own, lent), x, state, context(unit, time_of(x), train=False))

@@ -45,7 +45,8 @@ class Certificate(NamedTuple):
     @property
     def worst(self) -> float:
         """Largest relative error of all."""
-        return max([self.loss, *(max(row.pipeline, row.layer) for row in self.rows)])
+        # numpy's, as Python's max may pass over what is not a number
+        return float(np.max([self.loss, *(error for row in self.rows for error in (row.pipeline, row.layer))]))
 
     @property
     def passed(self) -> bool:
