@@ -1,0 +1,254 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped, on any partition. Orbax is imported here alone.
+
+    run_dir/checkpoints/<step>/
+      state   arrays of parameters, optimiser states and carried state, named by placement row
+      about   JSON: the rows and their shapes; step, batches, rate, key; and the run's own notes (`Notes`)
+
+Arrays belong to rows, not to stages, so a checkpoint moves to any partition and any devices: each array goes straight
+from its stage's device to the file, and from the file to the device of the stage that owns its row now. What stages
+lend each other is not kept, it is copied anew.
+
+A checkpoint is written beside the others under another name and renamed when it is whole, so a run killed at any moment
+leaves those before it as they were. The last two are kept, and the one with the best validation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from mp_lstm.errors import InputError
+from mp_lstm.runtime import Pipeline, State
+from mp_lstm.runtime.placement import Tree, structs
+from mp_lstm.training.notes import Notes, notes_from_json
+
+FOLDER = "checkpoints"
+KEPT = 2
+FORMAT = 1
+
+RunDir = str | os.PathLike[str]
+
+
+class Restored(NamedTuple):
+    """A state, and the notes that were saved with it."""
+
+    state: State
+    notes: Notes
+
+
+def steps(run_dir: RunDir) -> list[int]:
+    """The steps of the checkpoints of a run, in order; unfinished ones do not count.
+
+    Example:
+      >>> steps("no such directory")
+      []
+    """
+    if not _folder(run_dir).is_dir():
+        return []
+    with _manager(run_dir) as manager:
+        return sorted(manager.all_steps())
+
+
+def latest(run_dir: RunDir) -> int | None:
+    """The step of a run's last checkpoint, None where there is none.
+
+    Example:
+      >>> latest("no such directory") is None
+      True
+    """
+    found = steps(run_dir)
+    return found[-1] if found else None
+
+
+def best(run_dir: RunDir) -> int | None:
+    """The step of the checkpoint with the best validation; the last one's where nothing was validated.
+
+    Example:
+      >>> best("no such directory") is None
+      True
+    """
+    last = latest(run_dir)
+    if last is None:
+        return None
+    with _manager(run_dir) as manager:
+        found = notes_from_json(_about(manager, last)["notes"]).best
+        return found.step if found and found.step in manager.all_steps() else last
+
+
+def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
+    """Saves a state; waits for the devices. Does nothing where the step has been saved already.
+
+    Args:
+      run_dir: of the run.
+      pipe: of the state.
+      state: left as it is.
+      notes: the loop's.
+    """
+    about = {
+        "format": FORMAT,
+        "rows": _description(pipe),
+        "step": state.step,
+        "batches": state.batches,
+        "rate": state.rate,
+        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+        "key_impl": str(jax.random.key_impl(state.key)),
+        "carries": state.carry is not None,
+        "notes": notes._asdict(),
+    }
+    with _manager(run_dir, write=True) as manager:
+        if state.step not in manager.all_steps():
+            parts = ocp.args.Composite(state=ocp.args.StandardSave(_tree(state)), about=ocp.args.JsonSave(about))
+            manager.save(state.step, args=parts, force=True)
+        _prune(manager, notes)
+
+
+def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restored:
+    """Reads a checkpoint onto a pipeline's devices.
+
+    Args:
+      pipe: of the same model and optimizer; partition, devices, buckets and schedule may differ.
+      run_dir: of the run.
+      step: of the checkpoint; None: the last one.
+
+    Returns:
+      The state and the notes.
+
+    Raises:
+      InputError: there is no such checkpoint, or it is of another model or optimizer.
+    """
+    found = steps(run_dir)
+    if not found or step not in (None, *found):
+        what = f"no checkpoint of step {step}, only of {found}" if found else "no checkpoint"
+        raise InputError(f"{_folder(run_dir)} has {what}: train first, or pass the directory of another run")
+    step = found[-1] if step is None else step
+    with _manager(run_dir) as manager:
+        about = _about(manager, step)
+        _check(pipe, about, _folder(run_dir) / str(step))
+        wanted = _abstract_state(pipe, carries=about["carries"])
+        arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(_tree(wanted))))["state"]
+    rows = _rows(wanted)
+    key = jax.random.wrap_key_data(jnp.asarray(about["key"], jnp.uint32), impl=about["key_impl"])
+    state = pipe.restore(
+        _unflattened(rows["params"], arrays["params"]),
+        _unflattened(rows["optimizer"], arrays["optimizer"]),
+        carry=_unflattened(rows["carry"], arrays["carry"]) if about["carries"] else None,
+        key=key,
+        step=about["step"],
+        batches=about["batches"],
+        rate=about["rate"],
+    )
+    return Restored(state, notes_from_json(about["notes"]))
+
+
+def _folder(run_dir: RunDir) -> Path:
+    return Path(run_dir).absolute() / FOLDER
+
+
+@contextlib.contextmanager
+def _manager(run_dir: RunDir, *, write: bool = False) -> Iterator[ocp.CheckpointManager]:
+    """Orbax's manager of a run's checkpoints, which also sweeps up after a killed write before it writes."""
+    options = ocp.CheckpointManagerOptions(
+        create=write, cleanup_tmp_directories=write, enable_async_checkpointing=False
+    )
+    manager = ocp.CheckpointManager(_folder(run_dir), options=options)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+def _prune(manager: ocp.CheckpointManager, notes: Notes) -> None:
+    """Deletes all checkpoints but the last ones and the best."""
+    found = sorted(manager.all_steps())
+    kept = {*found[-KEPT:], notes.best.step if notes.best else None}
+    for step in found:
+        if step not in kept:
+            manager.delete(step)
+
+
+def _about(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+
+
+def _rows(state: State) -> dict[str, Sequence[Tree]]:
+    """What a state holds for each row; `carry` is empty where none is carried."""
+    return {
+        "params": [row for stage in state.stages for row in stage.own],
+        "optimizer": [row for stage in state.stages for row in stage.optimizer],
+        "carry": [row for stage in state.carry or () for row in stage],
+    }
+
+
+def _tree(state: State) -> dict[str, dict[str, Any]]:
+    """The arrays of a state by part and name."""
+    return {part: dict(_named(rows)) for part, rows in _rows(state).items()}
+
+
+def _named(rows: Sequence[Tree]) -> Iterator[tuple[str, Any]]:
+    """The leaves of each row, named after the row's number and their place in it: "3.kernel", "3[0].mu.kernel"."""
+    for i, row in enumerate(rows):
+        for path, leaf in jax.tree.leaves_with_path(row):
+            yield f"{i}{jax.tree_util.keystr(path)}", leaf
+
+
+def _unflattened(rows: Sequence[Tree], arrays: Mapping[str, Any]) -> tuple[Tree, ...]:
+    """Rows of the same structure with the named arrays in them."""
+    named = iter([arrays[name] for name, _ in _named(rows)])
+    return tuple(jax.tree.map(lambda _: next(named), row) for row in rows)
+
+
+def _abstract_state(pipe: Pipeline, *, carries: bool) -> State:
+    """Shapes, types and shardings of a state, with the carried one where there is one."""
+    state = pipe.abstract_state()
+    if not carries:
+        return state
+    batch_size = pipe.plan.batch_size
+    carry = tuple(
+        structs(jax.eval_shape(functools.partial(stage.layer.init_state, batch_size)), stage.sharding)
+        for stage in pipe.stages
+    )
+    return dataclasses.replace(state, carry=carry)
+
+
+def _description(pipe: Pipeline) -> list[dict[str, Any]]:
+    """What tells models and optimizers apart: name, parameters and optimiser state of each row, with their shapes."""
+    state = pipe.abstract_state()
+    names, rows = [row.name for row in pipe.model.rows], _rows(state)
+
+    def shapes(row: Tree) -> dict[str, str]:
+        return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(row)}
+
+    return [
+        {"name": name, "params": shapes(params), "optimizer": shapes(optimizer)}
+        for name, params, optimizer in zip(names, rows["params"], rows["optimizer"], strict=True)
+    ]
+
+
+def _check(pipe: Pipeline, about: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError where a checkpoint is not of this model and optimizer, and says how they differ."""
+    if about["format"] != FORMAT:
+        raise InputError(f"{path} has format {about['format']}, this version reads {FORMAT}: use the version it is of")
+    saved, wanted = about["rows"], _description(pipe)
+    remedy = "use the configuration it was trained with, or another run directory"
+    names = [[row["name"] for row in rows] for rows in (saved, wanted)]
+    if names[0] != names[1]:
+        raise InputError(f"{path} is of another model: its rows are {names[0]}, this one's {names[1]}: {remedy}")
+    for part, what in (("params", "model"), ("optimizer", "optimizer")):
+        for old, new in zip(saved, wanted, strict=True):
+            for place in {**old[part], **new[part]}:
+                shapes = [row[part].get(place, "nothing") for row in (old, new)]
+                if shapes[0] != shapes[1]:
+                    raise InputError(
+                        f"{path} is of another {what}: row {new['name']!r} has {shapes[0]} at {place}, this one's has "
+                        f"{shapes[1]}: {remedy}"
+                    )

@@ -1,0 +1,322 @@
+"""The configuration of a run: frozen dataclasses, read from TOML and overridden from the command line.
+
+    defaults  <-  CONFIG.toml  <-  --section.field value
+
+Each step is strict: an unknown name, a wrong type or a value out of range is an `InputError` that names the field. The
+defaults are those of configs/austen.toml, the demo. TOML has no null, so a file says "none" where a field is None.
+
+What only shows with the corpus or the devices at hand (a partition that does not add up, say) is left to `build`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import tomllib
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mp_lstm.errors import InputError
+from mp_lstm.training.fields import WRONG, field_types, from_toml, in_words, suggestion, to_toml
+from mp_lstm.training.overrides import override
+
+Auto = Literal["auto"]
+Options = dict[str, int | float | bool | str]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The text, and how it becomes batches."""
+
+    # "austen", the corpus in the package, or a directory with train, valid and test text.
+    source: str = "austen"
+    # A sentence a row, or rows of consecutive text whose state is carried from batch to batch.
+    mode: Literal["sentences", "contiguous"] = "sentences"
+    # Sentences: the padded lengths; auto: those that pay most, compilation counted.
+    buckets: Auto | tuple[int, ...] = "auto"
+    # Sentences longer than the last bucket: up to two more buckets, pieces, or left out (and counted).
+    long_sentences: Literal["extend", "split", "drop"] = "extend"
+    # Rows of a batch.
+    batch_size: int = 20
+    # Contiguous: time steps of a batch.
+    length: int = 35
+    # The most words of the vocabulary, the rest are <unk>; none: all.
+    vocab_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The language model."""
+
+    # Size of the token vectors.
+    embed: int = 200
+    # Size of the LSTM layers: one for all, or one for each.
+    hidden: int | tuple[int, ...] = 200
+    # LSTM layers.
+    layers: int = 4
+    # Rate on the connections into every LSTM layer and out of the last.
+    dropout: float = 0.2
+    # The decoder's kernel is the embedding's table.
+    tie: bool = True
+    # LSTM layers from this one on (counted from 1) add their input to their output; none: no layer does.
+    residual: int | None = 2
+    # All weights from uniform(-init_scale, init_scale); none: Glorot and orthogonal ones.
+    init_scale: float | None = None
+    # Initial bias of the forget gates.
+    forget_bias: float = 1.0
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """Which layers live on which device, and how a batch flows through them."""
+
+    # Number of stages; auto: those of the partition, else one for each device.
+    stages: Auto | int = "auto"
+    # Placement rows (embedding, LSTM layers, head) of each stage; auto: balanced by predicted work.
+    partition: Auto | tuple[int, ...] = "auto"
+    # "wavefront" or "serial" (no overlap, the baseline); auto: wavefront where there is more than one stage.
+    schedule: str = "auto"
+    # Time steps of a chunk; auto: for each bucket the number with the least predicted step time.
+    chunk: Auto | int = "auto"
+    # Slices of a batch's rows; auto: chosen with the plan.
+    microbatches: Auto | int = "auto"
+    # Time steps of each scan that are written out at once.
+    unroll: int = 1
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update."""
+
+    # Any leaf-wise optax optimizer that needs no more than a learning rate.
+    name: str = "adam"
+    # Largest, or first, learning rate.
+    learning_rate: float = 2e-3
+    # Further arguments of the optimizer, e.g. { b2 = 0.99 }.
+    options: Options = field(default_factory=dict)
+    # Most that the gradient's norm over all stages may be; none: no clipping.
+    max_norm: float | None = 1.0
+    # What gradient sums are divided by: real tokens or real rows of the update.
+    normalize: Literal["tokens", "rows"] = "tokens"
+    # Batches of an update; the last update of an epoch may have fewer.
+    every_k: int = 1
+    # "constant", "plateau", "epochs", or an optax schedule that counts updates.
+    rate_schedule: str = "cosine_decay_schedule"
+    # Arguments of the optax schedule, e.g. { alpha = 0.1 }; a length that is not given is the whole run.
+    rate_options: Options = field(default_factory=dict)
+    # Plateau: factor on the rate after a validation that is no better than the best one so far.
+    rate_factor: float = 0.5
+    # Plateau: relative improvement of the validation loss that counts as better.
+    plateau_threshold: float = 0.001
+    # Epochs: epochs at the first rate.
+    rate_epochs: int = 4
+    # Epochs: what the rate is divided by in each epoch after these.
+    rate_divisor: float = 2.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run."""
+
+    # Passes over the training text.
+    epochs: int = 4
+    # Updates after which the run ends even so; none: no limit. Learning rates are as without it.
+    max_steps: int | None = None
+    # Seed of parameters, dropout and the order of batches.
+    seed: int = 0
+    # Updates between two lines of metrics.
+    log_every: int = 10
+    # Updates between two validations; none: one at the end of each epoch.
+    eval_every: int | None = None
+    # Updates between two checkpoints; none: one at the end of each epoch.
+    checkpoint_every: int | None = None
+    # Train on this many emulated CPU devices; none: on the devices of the machine.
+    emulate_devices: int | None = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run's configuration; equal ones make equal runs.
+
+    Example:
+      >>> Config().data.source, Config(train=TrainConfig(epochs=2)).train.epochs
+      ('austen', 2)
+    """
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+
+
+def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration.
+
+    Args:
+      path: a TOML file; what it leaves out has its default. None: the defaults.
+      overrides: command-line words, such as ["--model.layers", "2"].
+
+    Returns:
+      The configuration, validated.
+
+    Raises:
+      InputError: the file cannot be read; a name is unknown, a type wrong, a value out of range.
+
+    Example:
+      >>> load(overrides=["--model.hidden", "64", "32", "--model.layers", "2"]).model.hidden
+      (64, 32)
+    """
+    config = Config() if path is None else from_table(_read(Path(path)), str(path))
+    return validate(override(config, overrides))
+
+
+def save(config: Config, path: str | os.PathLike[str]) -> None:
+    """Writes a configuration so that `load` reads it back equal.
+
+    Args:
+      config: it is written in full, defaults included.
+      path: the file; it is replaced.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(Config(), f"{folder}/config.toml")
+      ...     load(f"{folder}/config.toml") == Config()
+      True
+    """
+    lines: list[str] = []
+    for section in dataclasses.fields(config):
+        lines.append(f"[{section.name}]")
+        lines += [f"{name} = {to_toml(value)}" for name, value in vars(getattr(config, section.name)).items()]
+        lines.append("")
+    Path(path).write_text("\n".join(lines), encoding="utf-8")
+
+
+def from_table(table: Mapping[str, Any], source: str = "the configuration") -> Config:
+    """Makes a configuration of nested tables, as TOML gives them; ranges are left to `validate`.
+
+    Args:
+      table: section -> field -> value; what it leaves out has its default.
+      source: where it comes from, for messages.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      InputError: a section or field is unknown, or a value has the wrong type.
+
+    Example:
+      >>> from_table({"model": {"hidden": [64, 32], "residual": "none"}}).model.hidden
+      (64, 32)
+    """
+    sections = {}
+    for section, content in table.items():
+        if section not in _SECTIONS:
+            raise InputError(f"{source}: section [{section}] is unknown: {suggestion(section, _SECTIONS)}")
+        if not isinstance(content, Mapping):
+            raise InputError(f"{source}: {section} is {content!r}, wanted a table: write [{section}] above its fields")
+        hints = field_types(_SECTIONS[section])
+        for name, value in content.items():
+            if name not in hints:
+                raise InputError(f"{source}: field {section}.{name} is unknown: {suggestion(name, hints)}")
+            if (converted := from_toml(hints[name], value)) is WRONG:
+                raise InputError(f"{source}: {section}.{name} is {value!r}, wanted {in_words(hints[name])}")
+            sections.setdefault(section, {})[name] = converted
+    return Config(**{section: _SECTIONS[section](**values) for section, values in sections.items()})
+
+
+def validate(config: Config) -> Config:
+    """Checks the ranges of all values.
+
+    Args:
+      config: of the right types.
+
+    Returns:
+      The same configuration.
+
+    Raises:
+      InputError: a value is out of range, or two do not agree.
+
+    Example:
+      >>> validate(Config()) == Config()
+      True
+    """
+    for name, (allowed, wanted) in RANGES.items():
+        section, _, field_name = name.partition(".")
+        value = getattr(getattr(config, section), field_name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not numbers or any(not isinstance(v, str | None) and not allowed(v) for v in numbers):
+            shown = list(value) if isinstance(value, tuple) else value
+            raise InputError(f"{name} is {shown!r}, wanted {wanted}")
+    model = config.model
+    if model.residual is not None and model.residual > model.layers:
+        raise InputError(
+            f"model.residual is {model.residual}, the model has {model.layers} LSTM layers: pass one of them, or none"
+        )
+    return config
+
+
+class _Range(NamedTuple):
+    """Values that are allowed, and the words for them."""
+
+    allowed: Callable[[Any], bool]
+    wanted: str
+
+
+def _at_least(least: int) -> _Range:
+    return _Range(lambda value: value >= least, f"at least {least}")
+
+
+_POSITIVE = _Range(lambda value: 0 < value < math.inf, "a number above 0")
+_SHARE = _Range(lambda value: 0 <= value < 1, "a number from 0 to below 1")
+
+# Lists are checked element by element; they may not be empty.
+RANGES = {
+    "data.buckets": _at_least(1),
+    "data.batch_size": _at_least(1),
+    "data.length": _at_least(1),
+    "data.vocab_limit": _at_least(2),
+    "model.embed": _at_least(1),
+    "model.hidden": _at_least(1),
+    "model.layers": _at_least(1),
+    "model.dropout": _SHARE,
+    "model.residual": _at_least(1),
+    "model.init_scale": _POSITIVE,
+    "model.forget_bias": _Range(math.isfinite, "a finite number"),
+    "pipeline.stages": _at_least(1),
+    "pipeline.partition": _at_least(1),
+    "pipeline.chunk": _at_least(1),
+    "pipeline.microbatches": _at_least(1),
+    "pipeline.unroll": _at_least(1),
+    "optimizer.learning_rate": _POSITIVE,
+    "optimizer.max_norm": _POSITIVE,
+    "optimizer.every_k": _at_least(1),
+    "optimizer.rate_factor": _Range(lambda value: 0 < value < 1, "a number above 0 and below 1"),
+    "optimizer.plateau_threshold": _SHARE,
+    "optimizer.rate_epochs": _at_least(1),
+    "optimizer.rate_divisor": _Range(lambda value: 1 <= value < math.inf, "a number of at least 1"),
+    "train.epochs": _at_least(1),
+    "train.max_steps": _at_least(1),
+    "train.seed": _Range(lambda value: 0 <= value < 2**32, "a whole number from 0 to 4294967295"),
+    "train.log_every": _at_least(1),
+    "train.eval_every": _at_least(1),
+    "train.checkpoint_every": _at_least(1),
+    "train.emulate_devices": _at_least(1),
+}
+
+_SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Config)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): pass a TOML file") from error
+    except ValueError as error:  # TOML's own errors, and bytes that are not UTF-8
+        raise InputError(f"{path} is not TOML: {error}") from error

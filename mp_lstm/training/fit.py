@@ -1,0 +1,237 @@
+"""A training run: from a setup and an empty directory to a trained model, or on from where a run stopped.
+
+    begin       parameters are drawn, or a checkpoint is read
+    warm up     every program that will be needed is compiled
+    train       steps, validations, checkpoints: see `loop`
+    at the end  the last validation, the test with the best parameters, loss.png
+
+The run directory then holds checkpoints/, metrics.jsonl and loss.png.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mp_lstm.data import BatchSource, iterate
+from mp_lstm.errors import InputError
+from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.model import step_shape
+from mp_lstm.planning.plan import Plan
+from mp_lstm.training import checkpoint
+from mp_lstm.training.build import Setup
+from mp_lstm.training.checkpoint import Restored
+from mp_lstm.training.evaluate import SplitResult, evaluate
+from mp_lstm.training.interrupt import stop_signal
+from mp_lstm.training.loop import Trainer, epoch_of
+from mp_lstm.training.metrics import FILE, MetricsWriter, counted_compilations, read_metrics
+from mp_lstm.training.notes import Notes, Validation
+from mp_lstm.training.plots import plot_losses
+from mp_lstm.training.progress import progress
+
+__all__ = ["FitResult", "SplitResult", "evaluate", "fit"]
+
+SAMPLE = 100  # batches that show which bucket is the commonest
+
+
+class FitResult(NamedTuple):
+    """What came of a run.
+
+    Args:
+      steps: updates done.
+      seconds: of the run, compilation and what came before it was resumed included.
+      valid: the last validation.
+      best: the best one, and the step whose parameters it is of.
+      test: with those parameters; None where the run was interrupted.
+      signal: number of the signal that interrupted it, for the exit status; None: it came to its end.
+    """
+
+    steps: int
+    seconds: float
+    valid: Validation | None
+    best: Validation | None
+    test: SplitResult | None
+    signal: int | None = None
+
+
+def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) -> FitResult:
+    """Trains a model, and tests it.
+
+    Prints what is placed where and how training goes. Ctrl-C and SIGTERM end it after the step in flight: the state is
+    saved, and how to go on is printed.
+
+    Args:
+      setup: of the run.
+      run_dir: where it is kept; made if need be.
+      resume: go on from its last checkpoint, exactly as if it had never stopped.
+
+    Returns:
+      The result.
+
+    Raises:
+      InputError: the directory holds another run, or none to resume; the loss or the gradient is not finite.
+    """
+    began = time.perf_counter()
+    run_dir = Path(run_dir)
+    _check_directory(run_dir, resume)
+    state, notes = _begin(setup, run_dir)
+    total = _total(setup)
+    keep = notes.metrics_size if resume else None
+    with MetricsWriter(run_dir / FILE, keep=keep) as writer:
+        writer.write("start", **_start(setup))
+        print(_announcement(setup))
+        if resume:
+            print(f"resumed after step {state.step}")
+        print("compiling the programs of every bucket ...", flush=True)
+        _warm_up(setup)
+        print(setup.pipe.programs.report(), flush=True)
+        with counted_compilations() as compiled, progress(total, done=state.step) as shown:
+            trainer = Trainer(setup, run_dir, state, notes, total=total, began=began, writer=writer, shown=shown)
+            del state  # the trainer's: nothing else must hold what steps donate
+            with stop_signal() as stop:
+                number = trainer.train(stop)
+            if number is not None:
+                shown.say(_interrupted(number, trainer.state.step, run_dir))
+                return _result(trainer, None, number)
+            trainer.finish()
+            test, step = _test(setup, run_dir, trainer)
+            writer.write("test", step=step, epoch=epoch_of(trainer.notes.position), **test._asdict())
+            shown.say(f"the best validation came after step {step}: its parameters are tested")
+            shown.say(f"test loss {test.loss:.4f}  perplexity {test.perplexity:,.2f}")
+            result = _result(trainer, test)
+            writer.write(
+                "done",
+                steps=result.steps,
+                seconds=result.seconds,
+                programs=len(setup.pipe.programs),
+                compiled_after_warmup=compiled(),
+            )
+    _plot(run_dir)
+    return result
+
+
+def _check_directory(run_dir: Path, resume: bool) -> None:
+    """Makes the directory of a new run; refuses to mix runs."""
+    if resume:
+        if not run_dir.is_dir():
+            raise InputError(f"{run_dir} is no run directory, so there is nothing to resume: train without --resume")
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if (run_dir / FILE).exists() or checkpoint.latest(run_dir) is not None:
+        raise InputError(f"{run_dir} holds another run: pass --resume to continue it, or another --run-dir")
+
+
+def _begin(setup: Setup, run_dir: Path) -> Restored:
+    """The last checkpoint, or the beginning where there is none: a run may be killed before its first."""
+    if checkpoint.latest(run_dir) is not None:
+        return checkpoint.restore(setup.pipe, run_dir)
+    return Restored(setup.pipe.init(jax.random.key(setup.config.train.seed)), Notes())
+
+
+def _total(setup: Setup) -> int:
+    """Updates of the run."""
+    train = setup.config.train
+    total = train.epochs * -(-setup.sources.train.num_batches() // setup.pipe.every_k)
+    return total if train.max_steps is None else min(total, train.max_steps)
+
+
+def _warm_up(setup: Setup) -> None:
+    """Compiles all programs: steps for the buckets of training, evaluations for those of every split."""
+    pipe, sources = setup.pipe, setup.sources
+    pipe.warm_up(_examples(setup.plan, sources.train))
+    state = pipe.abstract_state()
+    for source in (sources.valid, sources.test):
+        for batch in _examples(setup.plan, source):
+            pipe.evaluate(state, batch, compile_only=True)
+
+
+def _examples(plan: Plan, source: BatchSource) -> Iterator[Batch]:
+    """An empty batch of every bucket, of the structure that the source's batches have."""
+    model = source.batch(0, 0)
+
+    def empty(leaf: np.ndarray, length: int) -> np.ndarray:
+        return np.zeros((length, *leaf.shape[1:]), leaf.dtype)
+
+    for length in sorted({plan.bucket_for(length).length for length in source.buckets}):
+        steps = {
+            field: jax.tree.map(lambda leaf, length=length: empty(leaf, length), getattr(model, field))
+            for field in ("inputs", "targets", "weights")
+        }
+        yield model._replace(**steps, lengths=None if model.lengths is None else np.zeros_like(model.lengths))
+
+
+def _start(setup: Setup) -> dict[str, Any]:
+    """The fields of the event `start`."""
+    plan = setup.plan
+    placement = [
+        {
+            "layer": plan.rows[row].name,
+            "kind": plan.rows[row].kind,
+            "stage": stage,
+            "device": str(plan.devices[stage]),
+            "parameters": plan.rows[row].parameters,
+        }
+        for stage, rows in enumerate(plan.stages)
+        for row in rows
+    ]
+    return {
+        "placement": placement,
+        "parameters": sum(row.parameters for row in plan.rows),
+        "vocab": len(setup.corpus.vocabulary),
+        "buckets": list(plan.buckets),
+        "schedule": plan.schedule_name,
+        "chunk": [bucket.chunk for bucket in plan.buckets.values()],
+        "dropped": setup.sources.train.dropped.sentences,
+    }
+
+
+def _announcement(setup: Setup) -> str:
+    """The placement table, the timetable of the commonest bucket, and what is left out."""
+    plan, source = setup.plan, setup.sources.train
+    sample = islice(iterate(source, epochs=1), SAMPLE)
+    lengths = Counter(plan.bucket_for(step_shape(batch)[0]).length for _, batch in sample)
+    length = max(lengths, key=lengths.__getitem__)
+    bucket = plan.buckets[length]
+    cut = "uncut" if bucket.chunks == 1 else f"{bucket.chunks} chunks of {bucket.chunk} steps"
+    title = f"{plan.schedule_name}, bucket {length}, the commonest: {cut}"
+    return f"{plan}\n\n{title}\n{plan.schedule((length,))}\n\n{source.dropped}\n"
+
+
+def _test(setup: Setup, run_dir: Path, trainer: Trainer) -> tuple[SplitResult, int]:
+    """Tests the best parameters; also says of which step they are."""
+    best = trainer.notes.best
+    assert best is not None, "a run ends with a validation"
+    state = trainer.state
+    if best.step != state.step:
+        del trainer.state, state  # room for the best
+        state = checkpoint.restore(setup.pipe, run_dir, best.step).state
+    return evaluate(setup, state, "test"), state.step
+
+
+def _result(trainer: Trainer, test: SplitResult | None, number: int | None = None) -> FitResult:
+    notes = trainer.notes
+    steps = notes.last.step if notes.last else 0
+    return FitResult(steps, trainer.seconds, notes.valid, notes.best, test, number)
+
+
+def _interrupted(number: int, step: int, run_dir: Path) -> str:
+    name, directory = signal.Signals(number).name, shlex.quote(str(run_dir))
+    return f"{name}: stopped and saved after step {step}; go on with: mp-lstm train --run-dir {directory} --resume"
+
+
+def _plot(run_dir: Path) -> None:
+    """Draws loss.png, or says why not: a run does not fail for want of a picture."""
+    try:
+        plot_losses(read_metrics(run_dir / FILE), run_dir / "loss.png")
+    except InputError as error:
+        print(error)

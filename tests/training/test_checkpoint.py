@@ -1,0 +1,279 @@
+"""Checkpoints: what is saved comes back, on any partition; what is broken or foreign does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import mp_lstm
+from mp_lstm.errors import InputError
+from mp_lstm.runtime import Pipeline, State
+from mp_lstm.training import checkpoint
+from mp_lstm.training.metrics import Sums
+from mp_lstm.training.notes import LastStep, Notes, Validation
+
+Placed = Callable[..., Pipeline]
+
+NOTES = Notes(
+    position=(1, 7),
+    sums=Sums(12.5, 6.0, 6, 0.25),
+    last=LastStep(9, 2, 0.1 + 0.2, 1e-3),
+    valid=Validation(9, 2.5, 12.18, 57),
+    best=Validation(5, 2.25, 9.49, 57),
+    plateau=2.25,
+    metrics_size=1234,
+    seconds=3.5,
+)
+
+
+@pytest.fixture(scope="module")
+def placed(devices: list[jax.Device]) -> Placed:
+    """Makes pipelines of one model, of which no two rows have arrays of the same shape."""
+
+    def make(partition=(2, 2), on=(0, 1), *, hidden=(7, 11), optimizer=None, vocab=13) -> Pipeline:
+        model = mp_lstm.language_model(vocab=vocab, embed=11, hidden=hidden, layers=len(hidden), tie=True)
+        plan = mp_lstm.make_plan(
+            model, batch_size=3, lengths=(4,), devices=[devices[i] for i in on], partition=partition
+        )
+        return mp_lstm.make_pipeline(model, plan, optimizer or optax.adam(0.01))
+
+    return make
+
+
+def text(resets: bool) -> mp_lstm.Batch:
+    """A batch of rows that go on from the one before, unless they are reset."""
+    tokens = np.random.default_rng(0).integers(0, 13, (5, 3)).astype(np.int32)
+    return mp_lstm.Batch(tokens[:-1], tokens[1:], resets=np.full(3, resets))
+
+
+@pytest.fixture(scope="module")
+def trained(placed: Placed) -> tuple[Pipeline, State]:
+    """A state with everything in it: moments, carried state, counts, a lowered rate."""
+    pipe = placed()
+    state = pipe.init(jax.random.key(5))
+    for resets in (True, False):
+        state, _ = pipe.step(state, text(resets))
+    return pipe, state.replace(rate=0.25)
+
+
+def rows(state: State) -> dict[str, list]:
+    """Host copies of what a state holds for each row."""
+    parts = {
+        "params": [row for stage in state.stages for row in stage.own],
+        "optimizer": [row for stage in state.stages for row in stage.optimizer],
+        "carry": [row for stage in state.carry or () for row in stage],
+    }
+    return jax.tree.map(np.array, parts)
+
+
+def assert_same(got: State, want: State) -> None:
+    jax.tree.map(np.testing.assert_array_equal, rows(got), rows(want))
+    np.testing.assert_array_equal(jax.random.key_data(got.key), jax.random.key_data(want.key))
+    assert (got.step, got.batches, got.rate) == (want.step, want.batches, want.rate)
+
+
+@pytest.mark.parametrize(
+    ("partition", "on"),
+    [((2, 2), (0, 1)), ((2, 2), (1, 0)), ((4,), (3,)), ((1, 1, 2), (2, 3, 0)), ((1, 2, 1), (1, 0, 1))],
+)
+def test_a_state_comes_back_bit_for_bit_on_any_partition_and_devices(
+    placed: Placed, trained, tmp_path: Path, partition: tuple[int, ...], on: tuple[int, ...]
+) -> None:
+    pipe, state = trained
+    checkpoint.save(tmp_path, pipe, state, NOTES)
+    other = placed(partition, on)
+    restored, notes = checkpoint.restore(other, tmp_path)
+    assert_same(restored, state)
+    assert notes == NOTES
+    for stage, held, carried in zip(other.stages, restored.stages, restored.carry or (), strict=True):
+        leaves = jax.tree.leaves((held, carried))
+        assert all(leaf.committed and leaf.sharding == stage.sharding for leaf in leaves)
+
+
+def test_a_restored_state_goes_on_as_the_saved_one(trained, tmp_path: Path) -> None:
+    """The tied decoder's copy of the table too, on the other stage."""
+    pipe, state = trained
+    checkpoint.save(tmp_path, pipe, state, NOTES)
+    losses = []
+    for _ in range(2):
+        again, _ = checkpoint.restore(pipe, tmp_path)
+        again, metrics = pipe.step(again, text(False))
+        losses.append(float(metrics.loss))
+        again, metrics = pipe.step(again, text(False))
+        losses.append(float(metrics.loss))
+    assert losses[:2] == losses[2:]
+    assert float(pipe.evaluate(state, text(False), carry=state.carry).loss) == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_a_state_that_carries_nothing_yet(placed: Placed, tmp_path: Path) -> None:
+    pipe = placed(optimizer=optax.sgd(0.1))  # nor has its optimizer a state
+    state = pipe.init(jax.random.key(1))
+    checkpoint.save(tmp_path, pipe, state, Notes())
+    restored, notes = checkpoint.restore(pipe, tmp_path)
+    assert restored.carry is None
+    assert notes == Notes()
+    assert_same(restored, state)
+
+
+def test_the_key_keeps_its_kind(placed: Placed, tmp_path: Path) -> None:
+    pipe = placed()
+    state = pipe.init(jax.random.key(1, impl="rbg"))
+    checkpoint.save(tmp_path, pipe, state, Notes())
+    restored, _ = checkpoint.restore(pipe, tmp_path)
+    assert jax.random.key_impl(restored.key) == jax.random.key_impl(state.key)
+
+
+def test_no_device_ever_holds_parameters_of_another_stage(placed: Placed, trained, tmp_path: Path) -> None:
+    """A thread looks at all live arrays while the state is saved, and while it is restored to other devices."""
+    pipe, state = trained
+    own = {
+        stage.sharding: {leaf.shape for row in held.own[-1:] for leaf in jax.tree.leaves(row)}
+        for stage, held in zip(pipe.stages, state.stages, strict=True)
+    }
+    assert not set.intersection(*own.values()), "the stages' arrays must be told apart by their shapes"
+    other = placed((2, 2), (2, 3))
+    homes = [
+        (pipe.stages, own),
+        (other.stages, dict(zip([s.sharding for s in other.stages], own.values(), strict=True))),
+    ]
+    allowed = {}
+    for stages, shapes in homes:
+        for stage in stages:
+            for shape in shapes[stage.sharding]:
+                allowed.setdefault(shape, set()).update(stage.sharding.device_set)
+    before = {id(array) for array in jax.live_arrays()}
+    strangers, looks, done = [], 0, threading.Event()
+
+    def look() -> None:
+        nonlocal looks
+        for array in jax.live_arrays():
+            if id(array) not in before and array.shape in allowed and not array.is_deleted():
+                strangers.extend(device for device in array.devices() if device not in allowed[array.shape])
+        looks += 1
+
+    def watch() -> None:
+        while not done.is_set():
+            look()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        checkpoint.save(tmp_path, pipe, state, NOTES)
+        restored, _ = checkpoint.restore(other, tmp_path)
+    finally:
+        done.set()
+        watcher.join()
+    look()
+    assert looks > 10
+    assert strangers == []
+    assert restored.step == state.step
+
+
+KILLED = """
+import sys, jax, optax, mp_lstm
+from mp_lstm.training import checkpoint
+from mp_lstm.training.notes import Notes
+model = mp_lstm.language_model(vocab=20_000, embed=300, hidden=8, layers=1)
+plan = mp_lstm.make_plan(model, batch_size=1, lengths=(1,), devices=jax.devices()[:1])
+pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1))
+state = pipe.init(jax.random.key(0))
+for step in range(1, 10_000):
+    checkpoint.save(sys.argv[1], pipe, state.replace(step=step), Notes(seconds=float(step)))
+    print(step, flush=True)
+"""
+
+
+def test_a_process_killed_while_it_writes_costs_no_earlier_checkpoint(devices, tmp_path: Path) -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"1\n"
+        while not list((tmp_path / "checkpoints").glob("*tmp*")):
+            time.sleep(0.001)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    unfinished = list((tmp_path / "checkpoints").glob("*tmp*"))
+    assert unfinished, "it was killed between two writes: this test shows nothing"
+    last = checkpoint.latest(tmp_path)
+    assert last is not None
+    model = mp_lstm.language_model(vocab=20_000, embed=300, hidden=8, layers=1)
+    plan = mp_lstm.make_plan(model, batch_size=1, lengths=(1,), devices=devices[2:3])
+    pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1))
+    state, notes = checkpoint.restore(pipe, tmp_path)
+    assert (state.step, notes.seconds) == (last, float(last))
+    jax.tree.map(np.testing.assert_array_equal, pipe.params(state), pipe.params(pipe.init(jax.random.key(0))))
+    checkpoint.save(tmp_path, pipe, state.replace(step=last + 5), Notes())
+    assert checkpoint.latest(tmp_path) == last + 5
+    assert not list((tmp_path / "checkpoints").glob("*tmp*")), "what the killed process left is swept up"
+
+
+def test_the_last_two_and_the_best_are_kept(trained, tmp_path: Path) -> None:
+    pipe, state = trained
+    for step in range(1, 7):
+        best = Validation(min(step, 2), 2.0, 7.4, 57)
+        checkpoint.save(tmp_path, pipe, state.replace(step=step), NOTES._replace(best=best))
+    assert checkpoint.steps(tmp_path) == [2, 5, 6]
+    assert (checkpoint.latest(tmp_path), checkpoint.best(tmp_path)) == (6, 2)
+    assert checkpoint.restore(pipe, tmp_path, 2).state.step == 2
+
+
+def test_the_last_is_the_best_where_nothing_was_validated(trained, tmp_path: Path) -> None:
+    pipe, state = trained
+    assert checkpoint.best(tmp_path) is checkpoint.latest(tmp_path) is None
+    checkpoint.save(tmp_path, pipe, state, Notes())
+    assert checkpoint.best(tmp_path) == state.step
+
+
+def test_saving_a_step_twice_leaves_the_first(trained, tmp_path: Path) -> None:
+    pipe, state = trained
+    checkpoint.save(tmp_path, pipe, state, NOTES)
+    checkpoint.save(tmp_path, pipe, state, Notes())
+    assert checkpoint.restore(pipe, tmp_path).notes == NOTES
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"hidden": (7, 9, 11)}, r"of another model: its rows are \['embed', 'lstm 1', 'lstm 2', 'head'\], this one's"),
+        (
+            {"hidden": (5, 11)},
+            r"another model: row 'lstm 1' has float32\[11, 28\] at .kernel, this one's has float32\[11, 20\]",
+        ),
+        (
+            {"vocab": 14},
+            r"another model: row 'embed' has float32\[13, 11\] at .table, this one's has float32\[14, 11\]",
+        ),
+        ({"optimizer": optax.sgd(0.1)}, r"another optimizer: row 'embed' has .* this one's has nothing: use the conf"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer(placed: Placed, trained, tmp_path, other, message: str) -> None:
+    checkpoint.save(tmp_path, *trained, NOTES)
+    pipe = placed((2, 3) if len(other.get("hidden", ())) == 3 else (2, 2), **other)
+    with pytest.raises(InputError, match=message):
+        checkpoint.restore(pipe, tmp_path)
+
+
+def test_no_checkpoint(placed: Placed, trained, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no checkpoint: train first"):
+        checkpoint.restore(placed(), tmp_path)
+    checkpoint.save(tmp_path, *trained, NOTES)
+    with pytest.raises(InputError, match=r"has no checkpoint of step 7, only of \[2\]"):
+        checkpoint.restore(placed(), tmp_path, 7)
+
+
+def test_reading_makes_no_directory(tmp_path: Path) -> None:
+    assert checkpoint.steps(tmp_path / "run") == []
+    assert not (tmp_path / "run").exists()
