@@ -17,9 +17,11 @@ from jaxtyping import install_import_hook
 
 DEVICES = 4
 
-# Nearly all the time of these tests is compilation: without LLVM's optimisation and XLA's newer emitters it takes 40%
-# of the time, and results differ in the last bit only. Library calls, such as those of large products, are the same.
-FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# Nearly all the time of these tests is compilation. Without LLVM's optimisation, XLA's newer emitters and threads to
+# compile small programs it takes less than half, and results differ in their last bits only.
+FAST_COMPILATION = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 
 # Shapes and types in the signatures of these rooms are checked at every call.
 install_import_hook(["mp_lstm.layers", "mp_lstm.data"], "typechecking.check")

@@ -243,7 +243,7 @@ def test_overrides_are_told_from_other_words():
 def test_help_lists_every_field():
     text = overrides_help(Config())
     assert [flag for flag in FLAGS if f"{flag} " not in text] == []
-    assert "Rows of a batch. (a whole number; default: 20)" in text
+    assert "Rows of a batch. (a whole number; default: 32)" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

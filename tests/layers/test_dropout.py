@@ -1,0 +1,71 @@
+"""Dropout: masks of the right rate that no cut can change."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mp_lstm
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Context
+from mp_lstm.layers.dropout import keep_mask, keep_probability
+
+KEY = jax.random.key(0)
+TIME, ROWS, SIZE = 9, 7, 6
+
+
+@pytest.mark.parametrize("steps", [(0, TIME), (0, 1), (3, 7), (TIME - 1, TIME)])
+@pytest.mark.parametrize("rows", [(0, ROWS), (2, 3), (4, ROWS)])
+def test_a_part_of_a_batch_draws_its_part_of_the_mask(steps: tuple[int, int], rows: tuple[int, int]) -> None:
+    whole = keep_mask(KEY, 5, 0, 0, (TIME, ROWS, SIZE), 0.4)
+    shape = (steps[1] - steps[0], rows[1] - rows[0], SIZE)
+    part = keep_mask(KEY, 5, jnp.int32(steps[0]), jnp.int32(rows[0]), shape, 0.4)
+    assert (part == whole[slice(*steps), slice(*rows)]).all()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_values_are_kept_at_the_stated_rate(rate: float) -> None:
+    """Within five standard deviations, overall and for each step, row and column: no axis is treated apart."""
+    shape = (40, 50, 60)
+    mask = np.asarray(keep_mask(KEY, 0, 0, 0, shape, rate))
+    deviation = np.sqrt(rate * (1 - rate))
+    assert abs(mask.mean() - (1 - rate)) < 5 * deviation / np.sqrt(mask.size)
+    for axis in range(3):
+        others = tuple(i for i in range(3) if i != axis)
+        assert (abs(mask.mean(axis=others) - (1 - rate)) < 5 * deviation / np.sqrt(mask.size / shape[axis])).all()
+
+
+def test_masks_differ_by_key_batch_step_row_and_column() -> None:
+    mask = keep_mask(KEY, 0, 0, 0, (TIME, ROWS, 64), 0.5)
+    assert (mask != keep_mask(jax.random.key(1), 0, 0, 0, (TIME, ROWS, 64), 0.5)).any()
+    assert (mask != keep_mask(KEY, 1, 0, 0, (TIME, ROWS, 64), 0.5)).any()
+    assert len({row.tobytes() for row in np.asarray(mask).reshape((-1, 64))}) == TIME * ROWS
+    assert len({column.tobytes() for column in np.asarray(mask).reshape((-1, 64)).T}) == 64
+
+
+def test_what_is_kept_is_scaled_so_that_the_mean_stays() -> None:
+    layer, x = mp_lstm.dropout(0.3), jnp.full((TIME, ROWS, SIZE), 2.0)
+    _, y, mask = layer.forward((), x, (), Context(key=KEY, train=True))
+    assert set(np.unique(y)) == {0.0, np.float32(2.0 / keep_probability(0.3))}
+    dx, _, _ = layer.backward((), mask, jnp.ones_like(x), (), Context(key=KEY, train=True))
+    np.testing.assert_allclose(dx, y / 2, rtol=1e-6)
+
+
+def test_it_rests_outside_training() -> None:
+    x = jnp.ones((TIME, ROWS, SIZE))
+    assert mp_lstm.dropout(0.5).forward((), x, (), Context())[1] is x
+    assert mp_lstm.dropout(0.5).infer((), x, (), Context(key=KEY, train=True))[1] is x
+    assert mp_lstm.dropout(0.0).forward((), x, (), Context(train=True))[1] is x
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+def test_refuses_a_rate_that_is_none(rate: float) -> None:
+    with pytest.raises(InputError, match=rf"drop: the rate is {rate}, a number in \[0, 1\) is wanted"):
+        mp_lstm.dropout(rate, name="drop")
+
+
+def test_training_needs_a_key() -> None:
+    with pytest.raises(InputError, match=r"drop: training with dropout needs a key: pass key=jax.random.key"):
+        mp_lstm.dropout(0.5, name="drop").forward((), jnp.ones((1, 1, 1)), (), Context(train=True))

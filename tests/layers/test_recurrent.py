@@ -1,0 +1,115 @@
+"""Layers of a user's own functions and cells: what they compute, what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mp_lstm
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Context, apply
+from reference import assert_close
+
+TIME, ROWS, INPUTS, HIDDEN = 5, 3, 2, 4
+
+
+def counted(params: Any, carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A cell that adds up its inputs."""
+    carry = carry + params * x
+    return carry, carry
+
+
+def adding() -> mp_lstm.Layer:
+    zeros = jax.nn.initializers.zeros
+    return mp_lstm.recurrent(
+        counted,
+        init=lambda key: 1.0 + zeros(key, ()),
+        init_state=lambda rows: jnp.zeros((rows, INPUTS)),
+        name="adding",
+    )
+
+
+def test_a_flax_cell_equals_flax_rnn() -> None:
+    cell = nn.GRUCell(features=HIDDEN)
+    layer = mp_lstm.recurrent(cell, inputs=INPUTS)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(TIME, ROWS, INPUTS)), jnp.float32)
+    params = layer.init(jax.random.key(0))
+    rnn = nn.RNN(cell, time_major=True, return_carry=True)
+
+    def ours(params: Any, x: Any) -> Any:
+        return apply(layer, params, x, layer.init_state(ROWS), Context())
+
+    def flax(params: Any, x: Any) -> Any:
+        return rnn.apply({"params": {"cell": params["params"]}}, x)
+
+    def both(run: Any) -> Any:
+        outputs, pull = jax.vjp(run, params, x)
+        return outputs, pull(jax.tree.map(jnp.ones_like, outputs))
+
+    assert layer.kind == "GRUCell"
+    assert_close(jax.jit(lambda: both(ours))(), jax.jit(lambda: both(flax))(), 2e-5)
+
+
+def test_padded_steps_keep_the_carry_and_give_zero() -> None:
+    layer = adding()
+    mask = jnp.asarray(np.arange(TIME)[:, None] < np.array([5, 0, 2]))
+    x, state = jnp.ones((TIME, ROWS, INPUTS)), layer.init_state(ROWS)
+    carry, y = layer.infer(jnp.float32(1), x, state, Context(mask=mask))
+    assert carry[:, 0].tolist() == [5, 0, 2]
+    assert y[:, :, 0].T.tolist() == [[1, 2, 3, 4, 5], [0] * 5, [1, 2, 0, 0, 0]]
+
+
+def test_padded_steps_pass_the_carrys_gradient() -> None:
+    layer = adding()
+    mask = jnp.asarray(np.arange(TIME)[:, None] < np.array([5, 0, 2]))
+
+    def last(x: Any, state: Any) -> Any:
+        return apply(layer, jnp.float32(1), x, state, Context(mask=mask))[0].sum()
+
+    dx, dstate = jax.grad(last, argnums=(0, 1))(jnp.ones((TIME, ROWS, INPUTS)), layer.init_state(ROWS))
+    assert dstate.tolist() == [[1, 1]] * 3
+    assert dx[:, :, 0].T.tolist() == [[1] * 5, [0] * 5, [1, 1, 0, 0, 0]]
+
+
+def test_a_function_of_integers_has_no_input_gradient() -> None:
+    table = mp_lstm.from_function(lambda key: jnp.ones((7, 2)), lambda params, x, state: (state, params[x]))
+    tokens = jnp.zeros((TIME, ROWS), int)
+    _, y, saved = table.forward(jnp.ones((7, 2)), tokens, (), Context())
+    dx, _, tape = table.backward(jnp.ones((7, 2)), saved, jnp.ones_like(y), (), Context())
+    assert dx is None
+    assert table.weight_gradient((), tape, Context())[0].tolist() == [TIME * ROWS] * 2
+
+
+def test_costs_come_from_the_parameters_or_the_user() -> None:
+    function = {"init": lambda key: {"a": jnp.ones((3, 2)), "b": jnp.ones(4)}, "f": lambda params, x, state: (state, x)}
+    guessed = mp_lstm.from_function(**function).cost(5, 7)
+    assert (guessed.parameters, guessed.forward) == (10, 2.0 * 10 * 5 * 7)
+    known = mp_lstm.Cost(1, 2, 3, 4, 5, 6, 7)
+    assert mp_lstm.from_function(**function, cost=lambda rows, time: known).cost(5, 7) is known
+
+
+# Messages
+
+
+def test_a_function_with_a_state_cannot_see_padding() -> None:
+    layer = mp_lstm.from_function(
+        lambda key: (), lambda params, x, state: (state, x), init_state=lambda rows: jnp.zeros(rows), name="mine"
+    )
+    with pytest.raises(InputError, match=r"mine: its function carries a state .*: make it with recurrent\(cell\) or"):
+        layer.forward((), jnp.ones((2, 1, 1)), jnp.zeros(1), Context(mask=jnp.ones((2, 1), bool)))
+
+
+def test_a_flax_cell_needs_the_size_of_its_input() -> None:
+    with pytest.raises(InputError, match=r"gru: the size of the cell's input is missing: pass recurrent\(cell, inputs"):
+        mp_lstm.recurrent(nn.GRUCell(features=3), name="gru")
+
+
+@pytest.mark.parametrize("given", ["init", "init_state"])
+def test_a_function_needs_init_and_init_state(given: str) -> None:
+    with pytest.raises(InputError, match="cell: a cell that is a function needs init"):
+        mp_lstm.recurrent(counted, name="cell", **{given: lambda value: jnp.zeros(())})

@@ -1,0 +1,97 @@
+"""The certificate: what passes, and that it names the layer at fault."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import examples
+import mp_lstm
+from examples import random_batch, random_params
+from mp_lstm.runtime.verify import Certificate, RowErrors, relative_error
+
+BATCH = random_batch(np.random.default_rng(0), 4, 3, lengths=[4, 0, 2], resets=[False, True, False])
+
+
+def model_with(layer: mp_lstm.Layer) -> mp_lstm.Model:
+    return mp_lstm.sequential(
+        [mp_lstm.embedding(examples.VOCAB, 3), layer, mp_lstm.lstm_layer(3, 3), mp_lstm.softmax_head(3, examples.VOCAB)]
+    )
+
+
+def certificate(layer: mp_lstm.Layer) -> Certificate:
+    model = model_with(layer)
+    pipe = examples.pipeline(model, batch_size=3, lengths=(4,), partition=(2, 2), chunk=2)
+    carry = examples.random_carry(model, 3)
+    optimizer = examples.recorder()
+    params = random_params(model)
+    state = pipe.restore(params, [optimizer.init(row) for row in params], key=jax.random.key(0), carry=carry)
+    return pipe.verify(state, [BATCH, BATCH])
+
+
+def test_a_right_layer_passes() -> None:
+    found = certificate(mp_lstm.dense(3, 3, name="mine"))
+    assert found.passed
+    assert [row.name for row in found.rows] == ["embed", "mine", "lstm", "head"]
+    assert [row.stage for row in found.rows] == [0, 0, 1, 1]
+    assert str(found).splitlines()[-1].startswith("passed: largest relative error ")
+
+
+def wrong_input_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+    def backward(*args: Any) -> Any:
+        dx, dstate, tape = layer.backward(*args)
+        return 1.01 * dx, dstate, tape
+
+    return layer._replace(backward=backward)
+
+
+def wrong_weight_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+    def weight_gradient(*args: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.at[0].add(1.0), layer.weight_gradient(*args))
+
+    return layer._replace(weight_gradient=weight_gradient)
+
+
+def not_a_number(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+    def backward(*args: Any) -> Any:
+        dx, dstate, tape = layer.backward(*args)
+        return jnp.nan * dx, dstate, tape
+
+    return layer._replace(backward=backward)
+
+
+@pytest.mark.parametrize("fault", [wrong_input_gradient, wrong_weight_gradient, not_a_number])
+def test_a_wrong_layer_is_named(fault: Any) -> None:
+    """Gradients of the rows below it are wrong too, but only its own backward is at fault."""
+    found = certificate(fault(mp_lstm.dense(3, 3, name="mine")))
+    assert not found.passed
+    assert found.wrong == ("mine",)
+    assert str(found).splitlines()[-1] == "failed: the backward of mine is not the derivative of its forward"
+
+
+def test_a_pipeline_that_is_wrong_by_itself() -> None:
+    """Every row's own backward is right."""
+    found = Certificate((RowErrors("a", 0, 1e-3, 0.0), RowErrors("b", 1, 0.0, 0.0)), 0.0, 1e-5)
+    assert (found.passed, found.wrong, found.worst) == (False, (), 1e-3)
+    assert str(found).splitlines() == [
+        "row         stage  pipeline  layer",
+        "a               0   1.0e-03  0.0e+00",
+        "b               1   0.0e+00  0.0e+00",
+        "failed: largest relative error 1.0e-03, 1e-05 allowed",
+    ]
+
+
+def test_relative_errors() -> None:
+    assert relative_error([np.array([3.0, 5.0])], [np.array([3.0, 4.0])]) == 0.2
+    assert relative_error([np.array([0.5])], [np.array([0.0])]) == 0.5
+    assert math.isnan(relative_error([np.array([np.nan]), np.ones(1)], [np.ones(1), np.ones(1)]))
+
+
+def test_an_error_that_is_not_a_number_never_passes() -> None:
+    rows = (RowErrors("a", 0, 0.0, 0.0), RowErrors("b", 1, math.nan, 0.0), RowErrors("c", 1, 0.0, 0.0))
+    assert not Certificate(rows, 0.0, 1e-5).passed
