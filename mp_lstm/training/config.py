@@ -41,7 +41,7 @@ class DataConfig:
     # Sentences longer than the last bucket: up to two more buckets, pieces, or left out (and counted).
     long_sentences: Literal["extend", "split", "drop"] = "extend"
     # Rows of a batch.
-    batch_size: int = 20
+    batch_size: int = 32
     # Contiguous: time steps of a batch.
     length: int = 35
     # The most words of the vocabulary, the rest are <unk>; none: all.
@@ -59,7 +59,7 @@ class ModelConfig:
     # LSTM layers.
     layers: int = 4
     # Rate on the connections into every LSTM layer and out of the last.
-    dropout: float = 0.2
+    dropout: float = 0.1
     # The decoder's kernel is the embedding's table.
     tie: bool = True
     # LSTM layers from this one on (counted from 1) add their input to their output; none: no layer does.
@@ -95,7 +95,7 @@ class OptimizerConfig:
     # Any leaf-wise optax optimizer that needs no more than a learning rate.
     name: str = "adam"
     # Largest, or first, learning rate.
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     # Further arguments of the optimizer, e.g. { b2 = 0.99 }.
     options: Options = field(default_factory=dict)
     # Most that the gradient's norm over all stages may be; none: no clipping.
@@ -123,7 +123,7 @@ class TrainConfig:
     """The run."""
 
     # Passes over the training text.
-    epochs: int = 4
+    epochs: int = 3
     # Updates after which the run ends even so; none: no limit. Learning rates are as without it.
     max_steps: int | None = None
     # Seed of parameters, dropout and the order of batches.

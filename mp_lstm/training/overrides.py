@@ -71,7 +71,7 @@ def overrides_help(config: Any, *, width: int = 100) -> str:
     Example:
       >>> from mp_lstm.training.config import Config
       >>> overrides_help(Config()).splitlines()[9]
-      '  --data.batch_size      Rows of a batch. (a whole number; default: 20)'
+      '  --data.batch_size      Rows of a batch. (a whole number; default: 32)'
     """
     blocks = []
     for section, cls in field_types(type(config)).items():
