@@ -18,7 +18,8 @@ from jaxtyping import install_import_hook
 DEVICES = 4
 
 # Nearly all the time of these tests is compilation. Without LLVM's optimisation, XLA's newer emitters and threads to
-# compile small programs it takes less than half, and results differ in their last bits only.
+# compile small programs it takes less than half, and results differ in their last bits only. For programs as users have
+# them, `XLA_FLAGS= make test-all`.
 FAST_COMPILATION = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
@@ -35,10 +36,8 @@ hypothesis.settings.load_profile("gate")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets JAX up before the first test module is imported."""
-    # `make test-all` takes the programs as users have them.
-    if config.option.markexpr != "gpu" and config.getoption("--hypothesis-profile") != "all":
-        os.environ["XLA_FLAGS"] = f"{FAST_COMPILATION} {os.environ.get('XLA_FLAGS', '')}".strip()
     if config.option.markexpr != "gpu":
+        os.environ.setdefault("XLA_FLAGS", FAST_COMPILATION)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_numpy_rank_promotion", "raise")
