@@ -1,6 +1,7 @@
 """Runtime: devices live here and only here."""
 
-from mp_lstm.runtime.pipeline import Pipeline, make_pipeline
+from mp_lstm.runtime.make import make_pipeline
+from mp_lstm.runtime.pipeline import Pipeline
 from mp_lstm.runtime.state import Metrics, State
 
 __all__ = ["Metrics", "Pipeline", "State", "make_pipeline"]

@@ -72,6 +72,18 @@ def _dtype(leaves: list[Array]) -> Any:
     return jnp.result_type(*leaves) if leaves else jnp.float32
 
 
+def normalized(gradients: Params, denominator: Array) -> list[Params]:
+    """Gradient sums of a stage divided by what the window is normalised by."""
+    return [jax.tree.map(lambda leaf: leaf / denominator.astype(leaf.dtype), row) for row in gradients]
+
+
+def norm_and_loss(
+    squares: tuple[Array, ...], denominator: Array, total: Array, weight: Array
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Global norm of the normalised gradient, and mean loss."""
+    return jnp.sqrt(sum(squares[1:], squares[0])) / denominator, total / weight
+
+
 def update(
     optimizer: optax.GradientTransformation,
     params: Params,

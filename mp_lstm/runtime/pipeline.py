@@ -24,21 +24,18 @@ from jaxtyping import Array, Float, Key
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
 from mp_lstm.layers.batch import Batch
-from mp_lstm.layers.model import Model, ties_from_below
+from mp_lstm.layers.model import ties_from_below
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
-from mp_lstm.runtime.constants import Constants
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.placement import Tree, put, structs, transfer
-from mp_lstm.runtime.programs import Programs
-from mp_lstm.runtime.stages import Gradients, Stage, Unit, make_stage
+from mp_lstm.runtime.stages import Gradients, Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State
 from mp_lstm.runtime.verify import Certificate, certify
 from mp_lstm.runtime.walk import Walk
 
 Window = Batch | Sequence[Batch] | PlacedWindow
-NORMALIZE = ("tokens", "rows")
 
 
 class Pipeline:
@@ -163,7 +160,7 @@ class Pipeline:
         rows: list[Params] = []
         for stage in self.stages:
             args = (_gradients(walk, stage).own, window.denominators[stage.number])
-            rows += self._engine.run(stage, "normalize", None, _normalized, args)
+            rows += self._engine.run(stage, "normalize", None, optimizers.normalized, args)
         last = self.stages[-1]
         loss = self._engine.run(last, "mean", None, jnp.divide, (walk.total, window.weight_scalar))
         return loss, tuple(rows)
@@ -352,7 +349,7 @@ class Pipeline:
         ]
         squares = tuple(transfer(square, last.sharding) for square in squares)
         args = (squares, window.denominators[-1], walk.total, window.weight_scalar)
-        norm, loss = run(last, "norm", None, _norm_and_loss, args)
+        norm, loss = run(last, "norm", None, optimizers.norm_and_loss, args)
         own, optimizer = [], []
         for stage, held in zip(self.stages, states, strict=True):
             sent, factor = transfer(norm, stage.sharding), self._engine.constants.factor(stage, rate)
@@ -402,94 +399,9 @@ def _copied(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
 
 
-def _normalized(gradients: Params, denominator: Array) -> list[Params]:
-    return [jax.tree.map(lambda leaf: leaf / denominator.astype(leaf.dtype), row) for row in gradients]
-
-
-def _norm_and_loss(
-    squares: tuple[Array, ...], denominator: Array, total: Array, weight: Array
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Global norm of the normalised gradient, and mean loss."""
-    return jnp.sqrt(sum(squares[1:], squares[0])) / denominator, total / weight
-
-
 def _windows(example: Window, every_k: int) -> list[Window]:
     """The example, and where windows have several batches also twice in one: adding up takes programs of its own."""
     if isinstance(example, PlacedWindow) or every_k == 1:
         return [example]
     batches = [example] if isinstance(example, Batch) else list(example)
     return [batches, batches * 2]
-
-
-def make_pipeline(
-    model: Model,
-    plan: Plan,
-    optimizer: optax.GradientTransformation,
-    *,
-    max_norm: float | None = None,
-    normalize: str = "tokens",
-    every_k: int = 1,
-    donate: bool = True,
-) -> Pipeline:
-    """Puts a model on a plan's devices.
-
-    Args:
-      model: the model the plan was made for.
-      plan: partition, devices, buckets and schedules.
-      optimizer: a leaf-wise optax transformation; each row has a state of its own.
-      max_norm: the gradient is scaled so that its norm over all stages is at most this; None: it is not.
-      normalize: divide gradient sums by the real "tokens" of the window (its weights), or by its real "rows".
-      every_k: batches in a window, that is for one update; the last window of an epoch may have fewer.
-      donate: whether `step` consumes the state it is given, and so saves a copy of all parameters.
-
-    Returns:
-      The pipeline.
-
-    Raises:
-      InputError: the plan is for another model; the optimizer mixes leaves; an option is out of range.
-
-    Example:
-      >>> import jax, mp_lstm, numpy as np, optax
-      >>> model = mp_lstm.language_model(vocab=50, embed=4, hidden=8, layers=2)
-      >>> plan = mp_lstm.make_plan(model, batch_size=4, lengths=(8,), devices=jax.devices()[:1])
-      >>> pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1), max_norm=5.0)
-      >>> state = pipe.init(jax.random.key(0))
-      >>> state, metrics = pipe.step(state, mp_lstm.Batch(np.zeros((8, 4), int), np.ones((8, 4), int)))
-      >>> metrics.tokens, state.step
-      (32, 1)
-    """
-    names = [row.name for row in plan.rows]
-    if names != [row.name for row in model.rows]:
-        raise InputError(
-            f"the plan is for rows {names}, the model has {[row.name for row in model.rows]}: make a plan for it"
-        )
-    if normalize not in NORMALIZE:
-        raise InputError(f"normalize is {normalize!r}, one of {', '.join(NORMALIZE)} is wanted")
-    if not isinstance(every_k, int) or every_k < 1:
-        raise InputError(f"every_k is {every_k!r}, a whole number of at least 1 is wanted")
-    if max_norm is not None and not max_norm > 0:
-        raise InputError(f"max_norm is {max_norm}, a positive number or None is wanted")
-    optimizers.check_leafwise(optimizer)
-    stages = tuple(
-        make_stage(model, i, rows, device, optimizer, max_norm=max_norm)
-        for i, (rows, device) in enumerate(zip(plan.stages, plan.devices, strict=True))
-    )
-    params = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    constants = Constants(jnp.result_type(*(leaf.dtype for leaf in params)))
-    engine = Engine(model, stages, Programs(program_bound(plan)), constants)
-    return Pipeline(engine, plan, optimizer, normalize=normalize, every_k=every_k, donate=donate)
-
-
-def program_bound(plan: Plan) -> int:
-    """Largest number of programs that batches of one structure need.
-
-    Each stage has one program for each distinct unit shape in F, B (two: the first of a micro-batch and the next) and
-    evaluation, one for each distinct joined shape in W (two: the first of a window and the next), and one for each
-    distinct row split to take the carried state apart and together; and the same few of every plan: norm, update,
-    lending.
-    """
-    buckets = plan.buckets.values()
-    units = len({(bucket.chunk, bucket.rows_per_microbatch) for bucket in buckets})
-    joined = len({(bucket.chunk, bucket.chunks, bucket.rows_per_microbatch) for bucket in buckets})
-    splits = len({bucket.microbatches for bucket in buckets})
-    return len(plan.stages) * (4 * units + 2 * joined + 2 * splits + 5) + 2

@@ -42,7 +42,8 @@ from mp_lstm.layers.language_model import language_model
 from mp_lstm.layers.model import Model
 from mp_lstm.planning.costs import Rates
 from mp_lstm.planning.plan import Plan, make_plan, predict
-from mp_lstm.runtime.pipeline import Pipeline, make_pipeline
+from mp_lstm.runtime.make import make_pipeline
+from mp_lstm.runtime.pipeline import Pipeline
 from mp_lstm.training.config import Config
 from mp_lstm.training.optimizers import Schedule, make_optimizer, make_schedule
 
