@@ -104,8 +104,8 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
       The folder in use, None where there is none.
 
     Example:
-      >>> enable_compilation_cache("/tmp/cache")  # doctest: +SKIP
-      PosixPath('/tmp/cache')
+      >>> enable_compilation_cache("cache")  # doctest: +SKIP
+      PosixPath('cache')
     """
     if configured := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return Path(configured)

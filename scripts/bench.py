@@ -75,8 +75,14 @@ PLAIN = (
     Variant("two devices, serial", 2, {"schedule": "serial"}),
     Variant("two devices, wavefront", 2, {"schedule": "wavefront"}),
 )
+SPLIT = {"partition": (6, 4)}
 VARIANTS = {
-    "austen": PLAIN,
+    "mxnet": (
+        *PLAIN,
+        Variant("two devices, serial", 2, {"schedule": "serial", **SPLIT}),
+        Variant("two devices, 2 chunks", 2, {"schedule": "wavefront", "chunk": 16, **SPLIT}),
+        Variant("two devices, 4 chunks", 2, {"schedule": "wavefront", "chunk": 8, **SPLIT}),
+    ),
     "partitions": (
         Variant("even: embed+4 | 4 | head", 3, {"partition": (5, 4, 1)}),
         Variant("uneven: embed | 8 | head", 3, {"partition": (1, 8, 1)}),

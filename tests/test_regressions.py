@@ -91,7 +91,10 @@ def state(pipe: mp_lstm.Pipeline, params: Any) -> mp_lstm.State:
 @pytest.fixture(scope="module")
 def one(pipe: mp_lstm.Pipeline) -> Callable[..., Any]:
     """(params, batch, carry) -> ((mean loss, aux), gradient) on one device."""
-    loss = lambda params, batch, carry=None: pipe.model.loss(params, batch, carry=carry)  # noqa: E731
+
+    def loss(params: Any, batch: Any, carry: Any = None) -> Any:
+        return pipe.model.loss(params, batch, carry=carry)
+
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 

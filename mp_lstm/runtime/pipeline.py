@@ -6,6 +6,8 @@
     U         every stage updates its own rows
 
 A step returns as soon as all of this is enqueued: its metrics are device scalars, best read after the next step's call.
+
+It is a little over 400 lines because half of them document the public methods, and those belong on one page.
 """
 
 from __future__ import annotations
