@@ -1,13 +1,13 @@
 """Heads: layers whose y is the summed loss.
 
-The softmax head computes the gradient of its logits in F, in the pass over the logits that the loss needs anyway:
-what it saves replaces the logits, and B is one product.
+The softmax head computes the gradient of its logits in F, in the pass over the logits that the loss needs anyway: one
+exponential each, and what is saved replaces the logits. The softmax is never divided by its sum: like dy, the gradient
+of the loss, this scales the small arrays, never the [T, B, V] one.
 
-    F   logits = x @ K + b; loss = sum w (lse - logits[target]); saved: x, w (softmax - onehot)
-    B   dx = dlogits @ K^T
-    W   dK = x^T dlogits, db = sum dlogits
-
-The gradient of the loss, dy, is a scalar: it scales the small arrays, never the [T, B, V] one.
+    F   logits = x @ K + b; e = exp(logits - max), s = sum e; loss = sum w (log s + max - logits[target])
+        saved: x, errors = e - s onehot, scale = w / s       the gradient of the logits is scale errors
+    B   dx = scale (errors @ K^T) dy
+    W   dK = (scale dy x)^T errors, db = sum scale dy errors
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxtyping import Array, DTypeLike, Float, Integer, Key
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Borrowed, Context, Layer, flat_rows
 from mp_lstm.layers.embedding import EmbeddingParams
-from mp_lstm.layers.lstm import check_sizes, product
+from mp_lstm.layers.lstm import check_sizes, product, product_transposed
 from mp_lstm.planning.costs import Cost
 
 
@@ -40,12 +40,20 @@ class TiedHeadParams(NamedTuple):
     bias: Float[Array, " V"]
 
 
-class Tape(NamedTuple):
-    """Inputs scaled by dy, dy itself for each step, and the gradients of the logits."""
+class Saved(NamedTuple):
+    """What F keeps for B: inputs, and the gradients of the logits as errors times scale."""
 
     x: Float[Array, "T B H"]
-    dy: Float[Array, "T B"]
-    dlogits: Float[Array, "T B V"]
+    errors: Float[Array, "T B V"]
+    scale: Float[Array, "T B"]
+
+
+class Tape(NamedTuple):
+    """Inputs scaled, the scale of each step, and the errors of the logits."""
+
+    x: Float[Array, "T B H"]
+    scale: Float[Array, "T B"]
+    errors: Float[Array, "T B V"]
 
 
 def softmax_head(
@@ -101,26 +109,26 @@ def softmax_head(
         kernel, bias = kernel_and_bias(params)
         return product(flat_rows(x), kernel, products) + bias[None, :]
 
-    def forward(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, tuple[Array, Array]]:
+    def forward(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Saved]:
         weights = jnp.ones(x.shape[:2], x.dtype) if ctx.weights is None else ctx.weights
-        loss, dlogits = cross_entropy(logits_of(params, x), ctx.targets.reshape(-1), weights.reshape(-1))
-        return state, loss, (x, dlogits.reshape((*x.shape[:2], vocab)))
+        loss, errors, scale = cross_entropy(logits_of(params, x), ctx.targets.reshape(-1), weights.reshape(-1))
+        return state, loss, Saved(x, errors.reshape((*x.shape[:2], vocab)), scale.reshape(x.shape[:2]))
 
     def backward(
-        params: Any, saved: tuple[Array, Array], dy: Array, dstate: tuple[()], ctx: Context
+        params: Any, saved: Saved, dy: Array, dstate: tuple[()], ctx: Context
     ) -> tuple[Array, tuple[()], Tape]:
-        x, dlogits = saved
         kernel, _ = kernel_and_bias(params)
-        dx = product(flat_rows(dlogits), kernel.T, products).reshape(x.shape)
-        return dx * dy, dstate, Tape(x * dy, jnp.broadcast_to(dy, x.shape[:2]), dlogits)
+        scale = saved.scale * dy
+        dx = product_transposed(flat_rows(saved.errors), kernel, products).reshape(saved.x.shape) * scale[:, :, None]
+        return dx, dstate, Tape(saved.x * scale[:, :, None], scale, saved.errors)
 
     def weight_gradient(params: Any, tape: Tape, ctx: Context) -> Any:
-        x, dlogits = flat_rows(tape.x), flat_rows(tape.dlogits)
-        bias = tape.dy.reshape(-1) @ dlogits
+        x, errors = flat_rows(tape.x), flat_rows(tape.errors)
+        bias = tape.scale.reshape(-1) @ errors
         if tied:
-            table = product(dlogits.T, x, products)
+            table = product(errors.T, x, products)
             return Borrowed(own=TiedHeadParams(bias), lent=EmbeddingParams(table))
-        return HeadParams(product(x.T, dlogits, products), bias)
+        return HeadParams(product(x.T, errors, products), bias)
 
     def infer(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array]:
         return state, logits_of(params, x).reshape((*x.shape[:2], vocab))
@@ -154,15 +162,19 @@ def softmax_head(
 
 def cross_entropy(
     logits: Float[Array, "N V"], targets: Integer[Array, " N"], weights: Float[Array, " N"]
-) -> tuple[Float[Array, ""], Float[Array, "N V"]]:
-    """Weighted sum of the negative log-likelihoods, and its gradient by the logits."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    log_sum = jnp.log(jnp.exp(shifted).sum(axis=-1))
-    picked = jnp.take_along_axis(shifted, targets[:, None], axis=-1, mode="clip")[:, 0]
-    hit = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, :] == targets[:, None]
+) -> tuple[Float[Array, ""], Float[Array, "N V"], Float[Array, " N"]]:
+    """Weighted sum of the negative log-likelihoods; its gradient by the logits is errors times scale.
+
+    The barrier keeps XLA from computing the exponentials twice, once to sum them and once to return them.
+    """
     weights = weights.astype(logits.dtype)
-    dlogits = (jnp.exp(shifted - log_sum[:, None]) - hit) * weights[:, None]
-    return jnp.where(weights == 0, 0, weights * (log_sum - picked)).sum(), dlogits
+    top = logits.max(axis=-1)
+    picked = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")[:, 0]
+    exponentials = jax.lax.optimization_barrier(jnp.exp(logits - top[:, None]))
+    total = exponentials.sum(axis=-1)
+    losses = jnp.where(weights == 0, 0, weights * (jnp.log(total) + (top - picked)))
+    errors = exponentials.at[jnp.arange(len(targets)), targets].add(-total, mode="clip", unique_indices=True)
+    return losses.sum(), errors, weights / total
 
 
 def softmax_cross_entropy(

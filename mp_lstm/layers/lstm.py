@@ -4,9 +4,9 @@ The input products of all steps are one large product outside the scan, in both 
 recurrent product alone. The backward scan only carries gradients down and back in time: weight gradients are products
 over all rows at once, after the scan and off the critical path (W).
 
-    F   z = x @ K + b                     one product over T*B rows
-        scan: z_t + h @ R -> i f g o c h  saved as separate arrays (slicing a joined one costs 15% of the scan)
-    B   scan in reverse: dz_t, dh = dz_t @ R^T, dc      R^T materialised once, outside the scan
+    F   z = x @ K                         one product over T*B rows
+        scan: z_t + h @ R + b -> i f g o c h  saved as separate arrays (slicing a joined one costs 15% of the scan)
+    B   scan in reverse: dz_t, dh = dz_t @ R^T, dc      R read across: laying R^T out anew costs more than it saves
         dx = dz @ K^T                     one product
     W   dK = x^T dz, dR = h_prev^T dz, db = sum dz      products over the joined chunks
 
@@ -121,6 +121,14 @@ def product(a: Float[Array, "N K"], b: Float[Array, "K M"], dtype: DTypeLike | N
     return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=a.dtype)
 
 
+def product_transposed(a: Float[Array, "N M"], b: Float[Array, "K M"], dtype: DTypeLike | None) -> Float[Array, "N K"]:
+    """The product a @ b^T, as `product`: contracted where b lies, since b.T would be laid out anew outside a loop."""
+    kept = a.dtype
+    if dtype is not None:
+        a, b = a.astype(dtype), b.astype(dtype)
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=kept)
+
+
 def forward(
     params: LSTMParams,
     x: Float[Array, "T B D"],
@@ -132,12 +140,13 @@ def forward(
 ) -> tuple[LSTMState, Float[Array, "T B H"], Saved]:
     """F: runs the layer over a chunk and saves what B needs."""
     time, rows, _ = x.shape
-    z = (product(flat_rows(x), params.kernel, products) + params.bias[None, :]).reshape((time, rows, -1))
+    z = product(flat_rows(x), params.kernel, products).reshape((time, rows, -1))
     recurrent = params.recurrent_kernel if products is None else params.recurrent_kernel.astype(products)
 
     def step(carry: LSTMState, inputs: tuple[Array, Array | None]) -> tuple[LSTMState, tuple[Gates, Array, Array]]:
         z_t, real = inputs
-        i, f, g, o = jnp.split(z_t + product(carry.h, recurrent, products), 4, axis=-1)
+        z_t = z_t + product(carry.h, recurrent, products) + params.bias[None, :]
+        i, f, g, o = jnp.split(z_t, 4, axis=-1)
         gates = Gates(jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o))
         c = gates.f * carry.c + gates.i * gates.g
         h = gates.o * jnp.tanh(c)
@@ -163,7 +172,7 @@ def backward(
 ) -> tuple[Float[Array, "T B D"], LSTMState, Tape]:
     """B: gradients of input and state, and the gate gradients for W."""
     c_before = jnp.concatenate([saved.before.c[None], saved.c[:-1]])
-    recurrent = transposed(params.recurrent_kernel if products is None else params.recurrent_kernel.astype(products))
+    recurrent = params.recurrent_kernel if products is None else params.recurrent_kernel.astype(products)
 
     def step(carry: LSTMState, inputs: Any) -> tuple[LSTMState, Array]:
         dy_t, (i, f, g, o), c, c_prev, real = inputs
@@ -174,25 +183,16 @@ def backward(
             [dc * g * i * (1 - i), dc * c_prev * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)], axis=-1
         )
         if real is None:
-            return LSTMState(product(dz, recurrent, products), dc * f), dz
+            return LSTMState(product_transposed(dz, recurrent, products), dc * f), dz
         real = real[:, None]
         dz = jnp.where(real, dz, jnp.zeros_like(dz))
-        dh = jnp.where(real, product(dz, recurrent, products), carry.h)
+        dh = jnp.where(real, product_transposed(dz, recurrent, products), carry.h)
         return LSTMState(dh, jnp.where(real, dc * f, carry.c)), dz
 
     inputs = (dy, saved.gates, saved.c, c_before, mask)
     dstate, dz = jax.lax.scan(step, dstate, inputs, reverse=True, unroll=unroll)
-    dx = product(flat_rows(dz), params.kernel.T, products).reshape(saved.x.shape)
+    dx = product_transposed(flat_rows(dz), params.kernel, products).reshape(saved.x.shape)
     return dx, dstate, Tape(saved.x, saved.before.h[None], saved.y, dz)
-
-
-def transposed(w: Float[Array, "N M"]) -> Float[Array, "M N"]:
-    """The transpose, laid out anew, once: left to itself, XLA would keep w's layout and read it across in every step.
-
-    A flat array has but one layout, and what is behind the barrier cannot be undone.
-    """
-    rows, columns = w.shape
-    return jax.lax.optimization_barrier(w.T.reshape(-1)).reshape((columns, rows))
 
 
 def weight_gradient(tape: Tape, *, products: DTypeLike | None = None) -> LSTMParams:
