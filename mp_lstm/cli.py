@@ -8,26 +8,34 @@ and leaves with a traceback and status 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mp_lstm import launch
 from mp_lstm.errors import InputError
-from mp_lstm.training.config import Config, load, save
+from mp_lstm.training.config import Config, load, load_saved, save
+from mp_lstm.training.files import writing
 from mp_lstm.training.overrides import flag_types, overrides_help, split_overrides, suggest_flag
 
 if TYPE_CHECKING:
-    from mp_lstm.data import BatchSource, Vocabulary
+    from mp_lstm.data import Vocabulary
     from mp_lstm.planning import Plan
-    from mp_lstm.training.build import Setup
+    from mp_lstm.planning.costs import CostModel
+    from mp_lstm.training.build import Planned, Setup
     from mp_lstm.training.checkpoint import Restored
     from mp_lstm.training.fit import FitResult
 
 CONFIG, VOCABULARY = "config.toml", "vocabulary.txt"
+RUN_FILES = {"metrics.jsonl", "checkpoints"}  # what else shows that a directory is a run's
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,14 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: its words; None: those that the process was started with.
 
     Returns:
-      The exit status: 0 done, 2 bad input or configuration, 1 interrupted. Other errors are raised.
+      The exit status: 0 done, 2 bad input or configuration, 1 interrupted, or nobody reads what is printed. Other
+      errors are raised.
 
     Example:
       >>> main(["plan", "--model.layers", "0"])
       2
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a word that the terminal cannot show ends no command
     try:
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        try:
+            return _run(sys.argv[1:] if argv is None else list(argv))
+        finally:
+            print(end="", flush=True)  # here, where it is handled that it cannot be
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return 1
     except InputError as error:
         print(f"mp-lstm: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -58,7 +75,14 @@ def _run(words: list[str]) -> int:
     words, overrides = split_overrides(words, fields)
     parser = _parser()
     args, unknown = parser.parse_known_args(words)
+    if args.version:
+        print(f"mp-lstm {metadata.version('mp-lstm')}")
+        return 0
     if args.command is None:
+        if strangers := [*unknown, *overrides]:
+            raise InputError(
+                f"{strangers[0]} is no option of mp-lstm itself: write a command first, see mp-lstm --help"
+            )
         parser.print_help()
         return 0
     if overrides and not args.configured:
@@ -82,7 +106,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="mp-lstm", description="Trains LSTM language models whose layers live on different devices.")
+    text = "Trains LSTM language models whose layers live on different devices."
+    parser = _Parser(prog="mp-lstm", description=text, allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="print the version and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str, *, configured: bool) -> _Parser:
@@ -109,9 +135,17 @@ def _parser() -> _Parser:
         "--temperature", type=float, default=1.0, metavar="X", help="default: 1; 0: the likeliest word"
     )
     generate.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text; default: 0")
-    add("plan", _plan, "Print placement, buckets, timetable and predicted times; train nothing.", configured=True)
-    timeline = add("timeline", _timeline, "Run a few steps; print measured beside predicted times.", configured=True)
-    timeline.add_argument("--steps", type=int, default=10, metavar="N", help="steps to measure; default: 10")
+    plan = add(
+        "plan", _plan, "Print placement, buckets, timetable and predicted times; train nothing.", configured=True
+    )
+    plan.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the predicted step of the commonest bucket")
+    timeline = add(
+        "timeline", _timeline, "Run steps of every bucket; print measured beside predicted.", configured=True
+    )
+    timeline.add_argument("--steps", type=int, default=5, metavar="N", help="steps to measure of each; default: 5")
+    timeline.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the commonest bucket's step there: timeline.png and trace.json"
+    )
     for command in commands.choices.values():
         flags = [flag for action in command._actions for flag in action.option_strings if flag.startswith("--")]
         command.set_defaults(flags=flags)
@@ -123,15 +157,17 @@ def _train(args: argparse.Namespace) -> int:
         return _resume(args)
     config = load(args.config, args.overrides)
     run_dir = _fresh(args.run_dir, "austen" if args.config is None else Path(args.config).stem)
+    _check_writable(run_dir)
     launch.prepare(config.train.emulate_devices)
 
     from mp_lstm.training.build import resolved
     from mp_lstm.training.fit import fit
 
     setup = _setup(config)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    save(resolved(setup), run_dir / CONFIG)
-    setup.corpus.vocabulary.save(run_dir / VOCABULARY)
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save(resolved(setup), run_dir / CONFIG)
+        setup.corpus.vocabulary.save(run_dir / VOCABULARY)
     print(f"run directory: {run_dir}")
     return _status(fit(setup, run_dir))
 
@@ -171,9 +207,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     result = evaluate(setup, restored.state, args.split)
     print(f"{args.split}: loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  tokens {result.tokens:,}")
     if args.split == "test":
-        with MetricsWriter(args.run_dir / FILE) as writer:
-            epoch = epoch_of(restored.notes.position)
-            writer.write("test", step=restored.state.step, epoch=epoch, **result._asdict())
+        epoch = epoch_of(restored.notes.position)
+        try:
+            with MetricsWriter(args.run_dir / FILE) as writer:
+                writer.write("test", step=restored.state.step, epoch=epoch, **result._asdict())
+        except InputError as error:  # such as a run that one may only read
+            print(f"mp-lstm: the test is not noted: {error}", file=sys.stderr)
     return 0
 
 
@@ -210,16 +249,33 @@ def _plan(args: argparse.Namespace) -> int:
     config = load(args.config, args.overrides)
     launch.prepare(config.train.emulate_devices)
 
-    from mp_lstm.training.build import bill_of
+    import jax
 
-    setup = _setup(config)
-    plan, counts = setup.plan, _batches_by_length(setup.sources.train)
+    from mp_lstm.planning import predict
+    from mp_lstm.training.build import bill_of, make_planned, read_corpus
+    from mp_lstm.training.timeline import device_names
+    from mp_lstm.training.timeline_plot import timeline_picture
+
+    corpus = read_corpus(config)
+    planned = make_planned(config, corpus, jax.devices(), cache=_cost_cache())
+    plan, costs, counts = planned.plan, planned.costs, planned.sources.train.counts()
     commonest = max(counts, key=counts.__getitem__)
+    if args.plot is not None:
+        timeline_picture(
+            args.plot,
+            None,
+            predict(plan, planned.model, costs, commonest),
+            plan.schedule((commonest,)),
+            device_names(plan),
+            _step_title(args, plan, commonest, costs),
+        )
     print(plan)
     print(f"\nbucket {commonest}, the commonest:\n{plan.schedule((commonest,))}")
-    if (bill := bill_of(setup)) is not None:
+    if (bill := bill_of(config, corpus, planned.sources)) is not None:
         print(f"\n{bill}")
-    print(f"\n{_predicted(setup, counts)}")
+    print(f"\n{_predicted(planned, counts)}")
+    if plan.choices:
+        print(f"\n{plan.explain()}")
     return 0
 
 
@@ -227,30 +283,42 @@ def _timeline(args: argparse.Namespace) -> int:
     if args.steps < 1:
         raise InputError(f"--steps is {args.steps}, wanted at least 1")
     config = load(args.config, args.overrides)
+    if args.out is not None:
+        _make_directory(args.out)
     launch.prepare(config.train.emulate_devices)
 
-    import jax
-
-    from mp_lstm.data import iterate
-    from mp_lstm.runtime.measure import measure_steps
+    from mp_lstm.training import timeline
 
     setup = _setup(config)
-    batches = (batch for _, batch in iterate(setup.sources.train))
-    windows = [window for _, window in zip(range(args.steps), setup.pipe.prefetch(batches), strict=False)]
-    setup.pipe.warm_up(windows)
-    state = setup.pipe.init(jax.random.key(config.train.seed))
-    for window in windows:  # once unmeasured: what is loaded or allocated at first use is no part of a step
-        state, _ = setup.pipe.step(state, window)
-    _, measured = measure_steps(setup.pipe, state, windows)
-    counts: dict[int, int] = {}
-    for window in windows:
-        for length in window.lengths:
-            counts[length] = counts.get(length, 0) + 1
-    busy = [measured.busy[device] for device in sorted(measured.busy)]
-    print(setup.plan)
-    print(f"\nmeasured over {len(windows)} steps: {_step_line(setup.plan, measured.seconds, busy)}")
-    print(_predicted(setup, counts))
+    plan, costs = setup.plan, setup.costs
+    names, batches = timeline.device_names(plan), timeline.batches_by_length(setup.sources.train)
+    counts = [len(those) for those in batches.values()]
+    print(f"{plan}\n\n{args.steps} steps of each bucket beside their prediction (costs: {costs.label}):")
+    print(timeline.HEADER, flush=True)
+    comparisons = []
+    for comparison in timeline.compare(setup, [those[0] for those in batches.values()], costs, steps=args.steps):
+        comparisons.append(comparison)
+        print(timeline.comparison_line(comparison, names), flush=True)
+    print(timeline.mean_line(comparisons, counts))
+    if args.out is not None:
+        commonest = comparisons[counts.index(max(counts))]
+        title = _step_title(args, plan, commonest.length, costs)
+        for path in timeline.write(args.out, commonest, names, title):
+            print(path)
     return 0
+
+
+def _step_title(args: argparse.Namespace, plan: Plan, length: int, costs: CostModel) -> str:
+    """Which step a picture shows, and what its prediction rests on."""
+    name = "the demo" if args.config is None else Path(args.config).stem
+    return f"{name}: a step of {plan.batch_size} rows, bucket {length} (costs: {costs.label})"
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be made ({error.strerror}): pass another directory as --out") from error
 
 
 def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
@@ -265,7 +333,12 @@ def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
             f"{config.data.source} has another vocabulary ({len(corpus.vocabulary)} words) than the run had "
             f"({len(vocabulary)}): use the text that it was trained on"
         )
-    return make_setup(config, corpus, jax.devices())
+    return make_setup(config, corpus, jax.devices(), cache=_cost_cache())
+
+
+def _cost_cache() -> Path:
+    """Where measured costs are kept."""
+    return launch.cache_folder() / "costs"
 
 
 def _fresh(run_dir: Path | None, name: str) -> Path:
@@ -277,16 +350,36 @@ def _fresh(run_dir: Path | None, name: str) -> Path:
         return path
     if run_dir.is_file():
         raise InputError(f"{run_dir} is a file: pass a directory as --run-dir")
-    if run_dir.exists() and any(run_dir.iterdir()):
-        what = "another run" if (run_dir / CONFIG).exists() else "other files"
-        raise InputError(f"{run_dir} holds {what}: pass --resume to go on with it, or another --run-dir")
+    with writing(run_dir):
+        held = {path.name for path in run_dir.iterdir()} if run_dir.exists() else set()
+    if CONFIG in held:
+        raise InputError(f"{run_dir} holds another run: pass --resume to go on with it, or another --run-dir")
+    if held:
+        what = f"a run that has lost its {CONFIG}" if held & RUN_FILES else "other files"
+        raise InputError(f"{run_dir} holds {what}: pass another --run-dir")
     return run_dir
 
 
+def _check_writable(run_dir: Path) -> None:
+    """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work."""
+    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    try:
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=run_dir) as file:
+                file.write(b"room")
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # not made after all, or somebody else's too by now
+                path.rmdir()
+
+
 def _saved_config(run_dir: Path) -> Config:
-    if not (run_dir / CONFIG).is_file():
-        raise InputError(f"{run_dir} is no run directory, it has no {CONFIG}: train first, or pass another directory")
-    return load(run_dir / CONFIG)
+    if (run_dir / CONFIG).is_file():
+        return load_saved(run_dir / CONFIG)
+    if any((run_dir / name).exists() for name in RUN_FILES):
+        raise InputError(f"{run_dir} holds a run that has lost its {CONFIG}: put the file back, or train anew")
+    raise InputError(f"{run_dir} is no run directory, it has no {CONFIG}: train first, or pass another directory")
 
 
 def _saved_vocabulary(run_dir: Path) -> Vocabulary:
@@ -321,30 +414,24 @@ def _best(pipe: Any, run_dir: Path) -> Restored:
     return checkpoint.restore(pipe, run_dir, checkpoint.best(run_dir))
 
 
-def _batches_by_length(source: BatchSource) -> dict[int, int]:
-    """How many batches of an epoch each bucket has."""
-    counts: dict[int, int] = {}
-    for index in range(source.num_batches()):
-        length = source.batch(0, index).inputs.shape[0]
-        counts[length] = counts.get(length, 0) + 1
-    return counts
+def _predicted(planned: Planned, counts: dict[int, int]) -> str:
+    """Predicted time of a step, busy share and memory of each device, for each bucket and over all batches."""
+    from mp_lstm.planning import predict, predicted_memory
 
-
-def _predicted(setup: Setup, counts: dict[int, int]) -> str:
-    """Predicted time of a step and busy share of each device, for each bucket and over all batches."""
-    from mp_lstm.planning import Rates, predict
-
-    plan = setup.plan
-    lines = ["predicted for devices of their own, each of the speed of one CPU core:"]
+    _, model, plan, costs = planned
+    lines = [f"{costs.label}:"]
     seconds, busy = 0.0, [0.0] * len(set(plan.device_indices))
     for length, count in sorted(counts.items()):
-        timeline = predict(plan, setup.model, Rates(), length)
+        timeline = predict(plan, model, costs, length)
         shares = [timeline.busy[device] / timeline.makespan for device in sorted(timeline.busy)]
         lines.append(f"  bucket {length:>4}: {_step_line(plan, timeline.makespan, shares)}")
         seconds += count * timeline.makespan
         busy = [total + count * timeline.busy[device] for device, total in enumerate(busy)]
     mean = _step_line(plan, seconds / sum(counts.values()), [part / seconds for part in busy])
-    return "\n".join([*lines, f"  all batches: {mean}"])
+    devices = dict(zip(plan.device_indices, plan.devices, strict=True))
+    peaks = predicted_memory(plan, model, costs)
+    memory = ", ".join(f"{devices[index]} {peak / 1e6:,.1f} MB" for index, peak in peaks.items())
+    return "\n".join([*lines, f"  all batches: {mean}", f"  most memory: {memory}"])
 
 
 def _step_line(plan: Plan, seconds: float, busy: Sequence[float]) -> str:
@@ -352,3 +439,7 @@ def _step_line(plan: Plan, seconds: float, busy: Sequence[float]) -> str:
     devices = dict(zip(plan.device_indices, plan.devices, strict=True))
     shares = ", ".join(f"{devices[index]} busy {share:.0%}" for index, share in enumerate(busy))
     return f"{seconds * 1e3:,.1f} ms a step, {shares}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

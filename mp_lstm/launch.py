@@ -91,6 +91,16 @@ def check_devices(n: int) -> None:
         )
 
 
+def cache_folder() -> Path:
+    """The folder for what need not be worked out twice: mp_lstm in $XDG_CACHE_HOME or ~/.cache.
+
+    Example:
+      >>> cache_folder().name
+      'mp_lstm'
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mp_lstm")
+
+
 def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path | None:
     """Keeps compiled programs on disk, so that the next run of the same shapes starts at once.
 
@@ -98,7 +108,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     to, there is no cache.
 
     Args:
-      folder: where; None: mp_lstm in $XDG_CACHE_HOME or ~/.cache.
+      folder: where; None: `cache_folder()`.
 
     Returns:
       The folder in use, None where there is none.
@@ -109,8 +119,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     """
     if configured := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(folder or Path(base, "mp_lstm"))
+    path = Path(folder or cache_folder())
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -3,11 +3,11 @@
 
     python scripts/bench.py [--presets mxnet,medium,large,austen,partitions] [--rounds 15] [--json FILE]
 
-Presets mxnet, medium and large are full batches of random tokens: forward, backward, clip, SGD. austen is the original
-example's model with its buckets on the corpus of the package: the same batches for every variant. partitions compares
-two ways to place eight layers on three devices. Best and median of the rounds are printed, with the ratio of medians to
-the first variant, and the same steps as simulated for separate devices of nominal speed. A busy machine is warned of:
-numbers taken on one mean nothing.
+Presets mxnet, medium and large (configs/bench) are full batches of random tokens: forward, backward, clip, SGD. austen
+is the original example's model with its buckets on the corpus of the package: the same batches for every variant.
+partitions compares two ways to place eight layers on three devices. Best and median of the rounds are printed, with the
+ratio of medians to the first variant, and the same steps as simulated for separate devices of nominal speed. A busy
+machine is warned of: numbers taken on one mean nothing.
 """
 
 from __future__ import annotations
@@ -17,32 +17,20 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
+from presets import CONFIGS, NAMES, VOCAB, Preset, load_preset, random_batch, seconds_of_round, warn_if_busy
 
 import mp_lstm
 from mp_lstm.launch import set_allocator
+from mp_lstm.training.build import make_model
+from mp_lstm.training.config import load
 
-BUSY = 0.5
-"""Load average above which the machine counts as busy."""
-
-
-class Preset(NamedTuple):
-    """A model and the work of one round."""
-
-    layers: int
-    hidden: int
-    embed: int
-    batch_size: int
-    lengths: tuple[int, ...]
-    dropout: float = 0.0
-    vocab: int = 10_000
+PRESETS = (*NAMES, "austen", "partitions")
 
 
 class Variant(NamedTuple):
@@ -63,13 +51,6 @@ class Result(NamedTuple):
     partition: tuple[int, ...]
 
 
-PRESETS = {
-    "mxnet": Preset(8, 400, 200, 20, (32,)),
-    "medium": Preset(2, 650, 650, 20, (35,)),
-    "large": Preset(4, 1024, 1024, 32, (64,)),
-    "austen": Preset(8, 400, 200, 20, (8, 16, 24, 32, 60), dropout=0.5),
-    "partitions": Preset(8, 400, 200, 20, (32,)),
-}
 PLAIN = (
     Variant("one device", 1, {}),
     Variant("two devices, serial", 2, {"schedule": "serial"}),
@@ -90,48 +71,46 @@ VARIANTS = {
 }
 
 
+def preset_of(name: str) -> Preset:
+    """The model and batch shapes of a preset."""
+    if name != "austen":
+        return load_preset("mxnet" if name == "partitions" else name)
+    config = load(CONFIGS / "mxnet_8x400.toml")
+    assert isinstance(config.data.buckets, tuple), "the original's buckets are given"
+    return Preset(make_model(config, VOCAB), config.data.batch_size, config.data.buckets)
+
+
 def make_batches(name: str, preset: Preset, plan: mp_lstm.Plan) -> list[mp_lstm.Batch]:
     """The batches of one round."""
     if name == "austen":
         batches = mp_lstm.data.austen(plan)
         return [next(batches) for _ in range(20)]
-    tokens = np.random.default_rng(1).integers(0, preset.vocab, (preset.lengths[0] + 1, preset.batch_size))
-    return [mp_lstm.Batch(tokens[:-1].astype(np.int32), tokens[1:].astype(np.int32))]
+    return [random_batch(preset)]
 
 
 def prepare(name: str, preset: Preset, variant: Variant) -> tuple[mp_lstm.Pipeline, list[Any], float]:
     """A warmed-up pipeline, its placed windows, and the seconds simulated for a round on separate devices."""
-    model = mp_lstm.language_model(
-        vocab=preset.vocab,
-        embed=preset.embed,
-        hidden=preset.hidden,
-        layers=preset.layers,
-        dropout=preset.dropout,
-        init_scale=0.1,
-    )
     devices = jax.devices()[: variant.devices]
     options: dict[str, Any] = {"batch_size": preset.batch_size, "lengths": preset.lengths, "devices": devices}
-    plan = mp_lstm.make_plan(model, **options, **variant.options)
-    pipe = mp_lstm.make_pipeline(model, plan, optax.sgd(0.1), max_norm=5.0)
+    plan = mp_lstm.make_plan(preset.model, **options, **variant.options)
+    pipe = mp_lstm.make_pipeline(preset.model, plan, optax.sgd(0.1), max_norm=5.0)
     batches = make_batches(name, preset, plan)
     pipe.warm_up(batches)
-    predicted = sum(mp_lstm.predict(plan, model, mp_lstm.Rates(), len(batch.inputs)).makespan for batch in batches)
+    costs = mp_lstm.default_calibration().costs(preset.model)
+    predicted = sum(mp_lstm.predict(plan, preset.model, costs, len(batch.inputs)).makespan for batch in batches)
     return pipe, [pipe.place(batch) for batch in batches], predicted
 
 
 def run(name: str, rounds: int) -> list[Result]:
     """Times the variants of a preset in turn."""
-    preset, variants = PRESETS[name], VARIANTS.get(name, PLAIN)
+    preset, variants = preset_of(name), VARIANTS.get(name, PLAIN)
     prepared = [prepare(name, preset, variant) for variant in variants]
     states = [pipe.init(jax.random.key(0)) for pipe, _, _ in prepared]
     seconds: list[list[float]] = [[] for _ in variants]
     for _ in range(rounds + 2):
         for i, (pipe, windows, _) in enumerate(prepared):
-            began = time.perf_counter()
-            for window in windows:
-                states[i], _ = pipe.step(states[i], window)
-            jax.block_until_ready(states[i])
-            seconds[i].append(time.perf_counter() - began)
+            states[i], taken = seconds_of_round(pipe, states[i], windows)
+            seconds[i].append(taken)
     return [
         Result(variant.name, times[2:], sum(window.tokens for window in windows), predicted, pipe.plan.partition)
         for variant, times, (pipe, windows, predicted) in zip(variants, seconds, prepared, strict=True)
@@ -164,16 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--presets: {unknown[0]} is unknown, of {', '.join(PRESETS)} are wanted")
     set_allocator()
     mp_lstm.emulate_devices(3)
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        print(f"WARNING: the load average is {load:.1f}: the machine is busy, these times mean little", file=sys.stderr)
+    load_average = warn_if_busy()
     results = {}
     for name in names:
         results[name] = run(name, args.rounds)
         print(table(name, results[name]), end="\n\n", flush=True)
     if args.json:
         shown = {name: [result._asdict() for result in part] for name, part in results.items()}
-        args.json.write_text(json.dumps({"load": load, "cores": os.cpu_count(), "results": shown}, indent=1))
+        args.json.write_text(json.dumps({"load": load_average, "cores": os.cpu_count(), "results": shown}, indent=1))
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The command line: whole runs of a tiny model, and one clear line for every mistake."""
+"""The command line: whole runs of a tiny model, and one clear line for every mistake.
+
+A little over 400 lines: the tables of mistakes are long, and all share the fixtures.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ import pytest
 from mp_lstm import cli, launch
 from mp_lstm.errors import InputError
 from mp_lstm.training import fit as fit_module
+from mp_lstm.training import timeline_plot
 from mp_lstm.training.config import Config, load
 from mp_lstm.training.fit import FitResult
 from mp_lstm.training.overrides import flag_types
@@ -209,12 +213,39 @@ def test_plan_shows_what_would_be_done(place: Path, run: Callable[..., Done]):
     assert not (place / "runs").exists()
 
 
-def test_timeline_measures(place: Path, run: Callable[..., Done]):
-    done = run("timeline", "tiny.toml", "--steps", "3")
+def test_plan_draws_the_commonest_bucket(place: Path, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch):
+    drawn: list[Any] = []
+    monkeypatch.setattr(timeline_plot, "timeline_picture", lambda *args: drawn.append(args))
+    assert run("plan", "tiny.toml", "--data.buckets", "4", "8", "--plot", "plan.png").status == 0
+    ((path, measured, predicted, schedule, names, title),) = drawn
+    assert (path, measured, names) == (Path("plan.png"), None, ["cpu:0", "cpu:1"])
+    assert set(predicted.start) == set(schedule.tasks)
+    assert title.startswith("tiny: a step of 4 rows, bucket 8 (costs: predicted for ")
+
+
+def test_timeline_measures_every_bucket(place: Path, run: Callable[..., Done]):
+    done = run("timeline", "tiny.toml", "--data.buckets", "4", "8", "--steps", "2")
     assert done.status == 0
-    assert re.search(
-        r"\nmeasured over 3 steps: [\d.]+ ms a step, cpu:0 busy \d+%, cpu:1 busy \d+%\npredicted", done.out
-    )
+    head, table = done.out.split("\n2 steps of each bucket beside their prediction (costs: predicted for ")
+    assert head.startswith("stage  device  row     kind")
+    _, header, *rows = table.splitlines()
+    assert header == "bucket    measured   predicted  error  idle, measured / predicted"
+    times = r" +[\d,.]+ ms +[\d,.]+ ms +[-+]\d+%"
+    shares = r"  cpu:0 \d+% / \d+%, cpu:1 \d+% / \d+%"
+    for row, pattern in zip(rows, (f" +4{times}{shares}", f" +8{times}{shares}", f" +mean{times}"), strict=True):
+        assert re.fullmatch(pattern, row)
+    assert {path.name for path in place.iterdir()} == {"text", "tiny.toml"}
+
+
+def test_timeline_keeps_the_commonest_bucket(place: Path, run: Callable[..., Done]):
+    done = run("timeline", "tiny.toml", "--data.buckets", "4", "8", "--steps", "1", "--out", "kept/here")
+    assert done.status == 0
+    assert done.out.endswith("\nkept/here/trace.json\nkept/here/timeline.png\n")
+    trace = json.loads(Path("kept/here/trace.json").read_text())
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+    assert names == ["cpu:0 measured", "cpu:0 predicted", "cpu:1 measured", "cpu:1 predicted"]
+    assert any(event["name"] == "F1 stage 1" for event in trace["traceEvents"])  # two chunks: bucket 8
+    assert Path("kept/here/timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- mistakes ---
@@ -236,8 +267,20 @@ def test_timeline_measures(place: Path, run: Callable[..., Done]):
         ("train none.toml", "none.toml cannot be read (No such file or directory)"),
         ("train --resume", "--resume needs the run to go on with: pass --run-dir DIR"),
         ("train --resume --run-dir none", "none is no run directory, it has no config.toml"),
+        ("train tiny.toml --run-dir tiny.toml/a", "tiny.toml/a cannot be written (Not a directory): make room for it"),
+        ("train --data.source none --run-dir /proc/a", "/proc/a cannot be written (No such file or directory)"),
+        ("--xyzzy", "--xyzzy is no option of mp-lstm itself: write a command first, see mp-lstm --help"),
+        ("--model.layers 3", "--model.layers is no option of mp-lstm itself"),
+        (
+            "train tiny.toml --optimizer.options mu_dtype bogus",
+            "optimizer.options is mu_dtype = 'bogus', which optax does not take for adam",
+        ),
+        (
+            "train --data.source longer --data.buckets 4 --data.long_sentences drop",
+            "[valid text] all 1 sentences are longer than the last bucket, 4, and are dropped",
+        ),
         ("train tiny.toml --run-dir tiny.toml", "tiny.toml is a file: pass a directory as --run-dir"),
-        ("train tiny.toml --run-dir text", "text holds other files"),
+        ("train tiny.toml --run-dir text", "text holds other files: pass another --run-dir"),
         ("evaluate", "arguments are required: RUN_DIR"),
         ("evaluate none", "none is no run directory"),
         ("evaluate none --split tests", "invalid choice: 'tests'"),
@@ -245,6 +288,9 @@ def test_timeline_measures(place: Path, run: Callable[..., Done]):
         ("generate none --tokens many", "invalid int value: 'many'"),
         ("generate none", "none is no run directory"),
         ("timeline tiny.toml --steps 0", "--steps is 0, wanted at least 1"),
+        ("timeline tiny.toml --out tiny.toml", "tiny.toml cannot be made (File exists): pass another directory"),
+        ("plan tiny.toml --plot none/a.png", "none/a.png cannot be written (No such file or directory)"),
+        ("plan tiny.toml --plot a.xyz", "a.xyz cannot be drawn (Format 'xyz' is not supported"),
         # the corpus
         ("train --data.source none", "none is no directory: pass one with train, valid and test text, or 'austen'"),
         ("train --data.source empty", "empty has no train text"),
@@ -271,6 +317,7 @@ def test_a_mistake_is_one_line(place: Path, refused: Callable[..., None], line: 
     write_text(place / "latin", SENTENCES)
     (place / "latin" / "train.txt").write_bytes(b"so\ncaf\xe9\n")
     write_text(place / "strange", SENTENCES, ["a z"])
+    write_text(place / "longer", ["a b"] * 8, ["a b a b a b"])
     refused(line, message)
     assert not (place / "runs").exists()
 
@@ -289,7 +336,8 @@ def test_a_loss_that_is_not_finite_is_one_line(place: Path, run: Callable[..., D
         ("[modle]\nlayers = 2", "a.toml: section [modle] is unknown: did you mean model?"),
         ("[model]\nlayrs = 2", "a.toml: field model.layrs is unknown: did you mean layers?"),
         ("[model]\nlayers = '2'", "a.toml: model.layers is '2', wanted a whole number"),
-        ("[train]\nepochs = 0", "train.epochs is 0, wanted at least 1"),
+        ("[train]\nepochs = 0", "a.toml: train.epochs is 0, wanted at least 1: its default is 3"),
+        (f"[optimizer]\nlearning_rate = {10**400}", "a.toml: optimizer.learning_rate is 1"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(place: Path, refused: Callable[..., None], text: str, message: str):
@@ -325,6 +373,53 @@ def test_a_checkpoint_of_another_model_is_refused(copied: Path, refused: Callabl
         refused(line, "is of another model")
 
 
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("config.toml", "runs/tiny-1 holds a run that has lost its config.toml: put the file back, or train anew"),
+        ("vocabulary.txt", "vocabulary.txt, the words of a run, cannot be read (No such file or directory): put the f"),
+        ("checkpoints", "runs/tiny-1"),
+    ],
+)
+def test_a_run_that_lost_a_file(copied: Path, run: Callable[..., Done], lost: str, message: str):
+    """Each command advised the other."""
+    path = Path("runs/tiny-1", lost)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for line in ("evaluate runs/tiny-1", "generate runs/tiny-1", "train --resume --run-dir runs/tiny-1"):
+        done = run(*line.split())
+        assert (done.status, message in done.err, done.err.count("\n")) == (2, True, 1)
+    if lost == "config.toml":
+        done = run("train", "tiny.toml", "--run-dir", "runs/tiny-1")
+        assert "runs/tiny-1 holds a run that has lost its config.toml: pass another --run-dir" in done.err
+
+
+def test_an_emptied_configuration_is_not_the_demo(copied: Path, refused: Callable[..., None]):
+    Path("runs/tiny-1/config.toml").write_text("")
+    for line in ("evaluate runs/tiny-1", "train --resume --run-dir runs/tiny-1"):
+        refused(line, "runs/tiny-1/config.toml has lost its section [data]: put the file of the run back")
+
+
+def test_a_damaged_checkpoint_is_one_line(copied: Path, refused: Callable[..., None]):
+    (step,) = Path("runs/tiny-1/checkpoints").iterdir()
+    for file in (step / "state" / "d").iterdir():
+        file.write_bytes(file.read_bytes()[:99])
+    for line in ("evaluate runs/tiny-1", "generate runs/tiny-1", "train --resume --run-dir runs/tiny-1"):
+        refused(line, f"checkpoints/{step.name} is damaged (ValueError: state/d/")
+
+
+def test_a_run_may_be_one_that_is_only_read(copied: Path, run: Callable[..., Done]):
+    """Metrics that cannot be written: the evaluation is printed even so."""
+    Path("runs/tiny-1/metrics.jsonl").unlink()
+    Path("runs/tiny-1/metrics.jsonl").mkdir()
+    done = run("evaluate", "runs/tiny-1")
+    assert (done.status, done.out[:11]) == (0, "test: loss ")
+    assert done.err.startswith("mp-lstm: the test is not noted: runs/tiny-1/metrics.jsonl cannot be written (Is a dir")
+
+
+def test_a_negative_seed_is_one_line(copied: Path, refused: Callable[..., None]):
+    refused("generate runs/tiny-1 --seed -1", "seed is -1, a whole number of at least 0 is wanted")
+
+
 def test_an_unknown_word_of_a_prompt(copied: Path, refused: Callable[..., None]):
     refused("generate runs/tiny-1 --prompt zebra", "zebra")
 
@@ -340,6 +435,47 @@ def test_help_lists_commands_and_fields(run: Callable[..., Done], capsys: pytest
         assert ended.value.code == 0
         text = capsys.readouterr().out
         assert [flag for flag in flag_types(Config) if (f"{flag} " in text) != configured] == []
+
+
+def test_the_version(run: Callable[..., Done]):
+    done = run("--version")
+    assert done.status == 0
+    assert re.fullmatch(r"mp-lstm \d+\.\d+\.\d+\n", done.out)
+
+
+def process_of(place: Path, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment |= {"XDG_CACHE_HOME": str(place / "cache"), **options.pop("env", {})}
+    options = {"capture_output": True, "text": True} | options
+    return subprocess.run([sys.executable, *words], env=environment, check=False, **options)
+
+
+@pytest.mark.parametrize("module", ["mp_lstm", "mp_lstm.cli"])
+def test_python_runs_the_module(place: Path, module: str):
+    """`python -m mp_lstm.cli` did nothing, and that with status 0."""
+    done = process_of(place, "-m", module, "--version")
+    assert (done.returncode, done.stdout[:8], done.stderr) == (0, "mp-lstm ", "")
+    assert process_of(place, "-m", module, "train", "--layers", "3").returncode == 2
+
+
+def test_nobody_reads_what_is_printed(place: Path):
+    """`mp-lstm plan | head -1` ended in a traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        words = ["-m", "mp_lstm", "plan", "tiny.toml", "--train.emulate_devices", "2"]
+        done = process_of(place, *words, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_word_that_the_terminal_cannot_show(place: Path):
+    """It ended in a UnicodeEncodeError."""
+    text = "import sys; from mp_lstm import cli; cli._run = lambda _: print('caf\\xe9'); sys.exit(cli.main())"
+    done = process_of(place, "-c", text, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\xe9\n", "")
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Done]):
@@ -368,11 +504,9 @@ def test_a_message_stays_one_line(monkeypatch: pytest.MonkeyPatch, run: Callable
 
 
 def test_a_process_of_its_own(place: Path):
-    main = "import sys; from mp_lstm.cli import main; sys.exit(main())"
-    words = ["plan", "tiny.toml", "--train.emulate_devices", "2", "--pipeline.stages", "3"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment["XDG_CACHE_HOME"] = str(place / "cache")
-    done = subprocess.run([sys.executable, "-c", main, *words], env=environment, capture_output=True, text=True)
+    done = process_of(
+        place, "-m", "mp_lstm", "plan", "tiny.toml", "--train.emulate_devices", "2", "--pipeline.stages", "3"
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "mp-lstm: error: [pipeline] 3 stages for 2 devices: use fewer stages, or emulate more devices with "

@@ -43,7 +43,8 @@ from mp_lstm.data import (
 from mp_lstm.errors import InputError
 from mp_lstm.layers import heads
 from mp_lstm.planning import partition as partitions
-from mp_lstm.planning.schedule import Schedule, serial, wavefront
+from mp_lstm.planning.schedule import Schedule
+from mp_lstm.planning.schedules import serial, wavefront
 from mp_lstm.planning.simulate import simulate
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.placement import put, stage_sharding

@@ -57,6 +57,7 @@ class Case(NamedTuple):
     batch_size: int
     lengths: tuple[int, ...]
     schedule: str
+    remat: str
     chunk: int | None
     microbatches: int | None
     normalize: str
@@ -87,6 +88,7 @@ class Case(NamedTuple):
             devices=[jax.devices()[device] for device in self.devices],
             partition=self.partition,
             schedule=self.schedule,
+            remat=self.remat,
             chunk=self.chunk,
             microbatches=self.microbatches,
         )
@@ -127,7 +129,8 @@ def cases(draw: st.DrawFn, *, most_layers: int = 5) -> Case:
     cuts = draw(st.lists(st.integers(1, rows - 1), min_size=stages - 1, max_size=stages - 1, unique=True).map(sorted))
     batch_size = draw(st.integers(1, 5))
     lengths = tuple(sorted(draw(st.sets(st.integers(1, 7), min_size=1, max_size=2))))
-    wavefront = draw(st.integers(0, 5)) > 0
+    schedule = draw(st.sampled_from(("wavefront", "zero_bubble", "one_f_one_b", "gpipe", "wavefront", "serial")))
+    cut = schedule != "serial"
     carried = draw(st.booleans())
     window = draw(st.lists(st.sampled_from(lengths), min_size=1, max_size=min(3, max(1, MOST_WORK // layers))))
     return Case(
@@ -140,9 +143,10 @@ def cases(draw: st.DrawFn, *, most_layers: int = 5) -> Case:
         devices=draw(st.tuples(*[st.integers(0, 3)] * stages)),
         batch_size=batch_size,
         lengths=lengths,
-        schedule="wavefront" if wavefront else "serial",
-        chunk=draw(st.none() | st.integers(1, lengths[-1])) if wavefront else None,
-        microbatches=draw(st.none() | st.integers(1, batch_size)) if wavefront else None,
+        schedule=schedule,
+        remat=draw(st.sampled_from(("none", "none", "layer", "stage"))),
+        chunk=draw(st.none() | st.integers(1, lengths[-1])) if cut else None,
+        microbatches=draw(st.none() | st.integers(1, batch_size)) if cut else None,
         normalize=draw(st.sampled_from(["tokens", "rows"])),
         batches=tuple(draw(batch_cases(length, batch_size, carried=carried)) for length in window),
         counter=draw(st.integers(0, 1000)),

@@ -9,6 +9,7 @@ Nothing is lost in either: short last batches have rows of length 0, and what th
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -92,6 +93,10 @@ class SentenceBatches:
     def num_batches(self, epoch: int = 0) -> int:
         """The number of batches of an epoch; all epochs have the same."""
         return len(self._order(epoch).lengths)
+
+    def counts(self) -> dict[int, int]:
+        """The number of batches of each bucket; all epochs have the same."""
+        return dict(sorted(Counter(map(int, self._order(0).lengths)).items()))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Makes the batch of a position.
@@ -185,6 +190,10 @@ class ContiguousBatches:
         """The number of batches of an epoch; all epochs are the same."""
         del epoch
         return -(-int(self._rows.lengths[0]) // self.length)
+
+    def counts(self) -> dict[int, int]:
+        """All batches are of one length."""
+        return {self.length: self.num_batches()}
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Makes the batch of a position.

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from mp_lstm.data.reading import Stream, as_bytes, opened, pieces
-from mp_lstm.data.vocabulary import EOS, UNK, Vocabulary, build_vocabulary
+from mp_lstm.data.vocabulary import EOS, UNK, Vocabulary, build_vocabulary, how_to_get_unk
 from mp_lstm.errors import InputError
 
 SPLITS = ("train", "valid", "test")
@@ -225,7 +225,7 @@ def _read_known(stream: Stream[bytes], name: str, vocabulary: Vocabulary) -> Spl
         if -1 in ids:
             raise InputError(
                 f"{name}, line {line}: the word {words[ids.index(-1)]!r} is not in the training text, which has no "
-                f"{UNK}: write {UNK} for rare words there, or set --data.vocab_limit below {len(known)}"
+                f"{UNK}: {how_to_get_unk(len(known))}"
             )
         return ids
 

@@ -96,7 +96,7 @@ def as_bytes(stream: Stream[str] | Stream[bytes]) -> Stream[bytes]:
 def pieces(stream: Stream[bytes], name: str) -> Iterator[Piece]:
     r"""Cuts a stream into lines and these into words.
 
-    Lines end with \n or \r\n, the last one also with the stream; a byte-order mark is skipped.
+    Lines end with \n, \r\n or \r, the last one also with the stream; a byte-order mark is skipped.
 
     Args:
       stream: UTF-8 text.
@@ -114,12 +114,17 @@ def pieces(stream: Stream[bytes], name: str) -> Iterator[Piece]:
     """
     line, rest, encoding = 1, b"", "utf-8-sig"
     while block := stream.readline(PIECE_BYTES):
-        block = rest + block
-        ends = block.endswith(b"\n")
-        cut = len(block) if ends else max(block.rfind(b" "), block.rfind(b"\t")) + 1
-        block, rest = block[:cut], block[cut:]
-        if block:
-            yield Piece(line, _decoded(block, encoding, name, line).split(), ends)
+        # (1) Lines end inside the block only where they end with a lone \r.
+        *whole, last = (rest + block).splitlines(keepends=True)
+        for text in whole:
+            yield Piece(line, _decoded(text, encoding, name, line).split(), True)
+            line, encoding = line + 1, "utf-8"
+        # (2) What the block cuts off goes on in the next one; so may a \r, with its \n.
+        ends = last.endswith(b"\n")
+        cut = len(last) if ends else max(last.rfind(b" "), last.rfind(b"\t")) + 1
+        last, rest = last[:cut], last[cut:]
+        if last:
+            yield Piece(line, _decoded(last, encoding, name, line).split(), ends)
             line += ends
             encoding = "utf-8"
     yield Piece(line, _decoded(rest, encoding, name, line).split(), True)

@@ -59,6 +59,10 @@ class BatchSource(Protocol):
         """The number of batches of an epoch, at least one."""
         ...
 
+    def counts(self) -> dict[int, int]:
+        """The number of batches of each padded length in an epoch."""
+        ...
+
     def batch(self, epoch: int, index: int) -> Batch:
         """The batch of a position: new arrays, never written to again."""
         ...

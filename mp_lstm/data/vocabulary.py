@@ -96,7 +96,7 @@ class Vocabulary:
         if found is None:
             raise InputError(
                 f"the word {word!r} is not among the {len(self)} words of the vocabulary, which has no {UNK}: "
-                f"use words of the training text, or train with {UNK} (--data.vocab_limit below {len(self)})"
+                f"use words of the training text, or train with {UNK}: {how_to_get_unk(len(self))}"
             )
         return found
 
@@ -168,18 +168,34 @@ class Vocabulary:
         Example:
           See `save`.
         """
+        name = os.fspath(path)
         try:
             text = Path(path).read_bytes().decode()
             return cls(tuple(text.removesuffix("\n").split("\n")))
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise InputError(
-                f"{os.fspath(path)} is not a saved vocabulary ({error}): pass one that was saved"
+                f"{name}, the words of a run, cannot be read ({error.strerror}): put the file back, or train anew"
             ) from error
+        except ValueError as error:
+            raise InputError(f"{name} is not a saved vocabulary ({error}): put the file of the run back") from error
 
     def _word(self, index: int) -> str:
         if not 0 <= index < len(self):
             raise InputError(f"{index} is no id of this vocabulary: ids go from 0 to {len(self) - 1}")
         return self.words[index]
+
+
+def how_to_get_unk(size: int) -> str:
+    """What a user does so that a vocabulary of this size, which has no `<unk>`, gets it.
+
+    Example:
+      >>> how_to_get_unk(40)
+      'write <unk> for rare words in the training text, or set --data.vocab_limit below 40'
+      >>> how_to_get_unk(2)
+      'write <unk> for rare words in the training text'
+    """
+    limit = f", or set --data.vocab_limit below {size}" if size > 2 else ""  # the least limit is 2
+    return f"write {UNK} for rare words in the training text{limit}"
 
 
 def build_vocabulary(source: Mapping[str, int] | Iterable[str], limit: int | None = None) -> Vocabulary:

@@ -20,7 +20,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Integer, Key
 
-from mp_lstm.planning.costs import Cost
+from mp_lstm.planning.costs import Cost, total
 
 Join = Any  # "time", "sum", or a tuple of joins, one for each child of a chain
 Params = Any
@@ -68,6 +68,7 @@ class Layer(NamedTuple):
       join: how the tapes of chunks become one: "time" concatenates leaves along their first axis, "sum" adds.
       chunkable: False where time cannot be cut (a bidirectional layer).
       borrows: the params given to this layer are `Borrowed(own, lent)`, `lent` being another row's (see `Tie`).
+      input_ids, target_ids: V where its inputs, or its targets, are ids [T, B] from 0 to V-1; None: they are no ids.
     """
 
     name: str
@@ -82,6 +83,8 @@ class Layer(NamedTuple):
     join: Join = "time"
     chunkable: bool = True
     borrows: bool = False
+    input_ids: int | None = None
+    target_ids: int | None = None
 
 
 class Borrowed(NamedTuple):
@@ -169,11 +172,7 @@ def chain(layers: Sequence[Layer], *, name: str | None = None, first: int = 0) -
         return tuple(states), x
 
     def cost(batch_size: int, time: int) -> Cost:
-        parts = [layer.cost(batch_size, time) for layer in layers]
-        *summed, _ = (sum(column) for column in zip(*parts, strict=True))
-        # A layer that keeps its input's shape states no transfer of its own: the last that does speaks for the chain.
-        sent = next((part.transfer_bytes for part in reversed(parts) if part.transfer_bytes), 0)
-        return Cost(*summed, transfer_bytes=sent)
+        return total(layer.cost(batch_size, time) for layer in layers)
 
     heaviest = max(layers, key=lambda layer: layer.cost(1, 1).parameters)
     return Layer(
@@ -188,7 +187,8 @@ def chain(layers: Sequence[Layer], *, name: str | None = None, first: int = 0) -
         cost=cost,
         join=tuple(layer.join for layer in layers),
         chunkable=all(layer.chunkable for layer in layers),
-        borrows=False,
+        input_ids=layers[0].input_ids,
+        target_ids=layers[-1].target_ids,
     )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Key
 
 from mp_lstm.layers.base import Context, Layer, flat_rows, infer_by_forward, mask_steps
+from mp_lstm.layers.checks import check_features
 from mp_lstm.layers.lstm import check_sizes, product
 from mp_lstm.planning.costs import Cost
 
@@ -67,6 +68,7 @@ def dense(
         return DenseParams(kernel_init(kernel_key, (inputs, outputs), dtype), bias_init(bias_key, (outputs,), dtype))
 
     def forward(params: DenseParams, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Array]:
+        check_features(name, x, inputs)
         y = product(flat_rows(x), params.kernel, products) + params.bias[None, :]
         return state, mask_steps(ctx.mask, y.reshape((*x.shape[:2], outputs))), x
 
@@ -84,8 +86,17 @@ def dense(
     def cost(batch_size: int, time: int) -> Cost:
         rows, parameters = batch_size * time, (inputs + 1) * outputs
         flops = 2.0 * rows * inputs * outputs
-        sizes = (parameters, parameters * itemsize, rows * inputs * itemsize, rows * outputs * itemsize)
-        return Cost(flops, flops, flops, *sizes)
+        return Cost(
+            forward=flops,
+            backward=flops,
+            weight=flops,
+            parameters=parameters,
+            parameter_bytes=parameters * itemsize,
+            saved_bytes=0,
+            transfer_bytes=rows * outputs * itemsize,
+            tape_bytes=rows * outputs * itemsize,  # dy
+            input_bytes=rows * inputs * itemsize,
+        )
 
     return Layer(
         name=name,

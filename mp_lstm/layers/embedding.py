@@ -76,8 +76,10 @@ def embedding(
             weight=vocab * size + rows * size,
             parameters=vocab * size,
             parameter_bytes=rows * size * itemsize,  # a look-up reads these rows alone
-            activation_bytes=rows * 4,
+            saved_bytes=0,
             transfer_bytes=rows * size * itemsize,
+            tape_bytes=rows * size * itemsize,  # dy
+            input_bytes=rows * 4,
         )
 
     def draw(key: Key[Array, ""]) -> EmbeddingParams:
@@ -93,4 +95,5 @@ def embedding(
         weight_gradient=weight_gradient,
         infer=infer_by_forward(forward),
         cost=cost,
+        input_ids=vocab,
     )

@@ -22,6 +22,7 @@ from jaxtyping import Array, DTypeLike, Float, Integer, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Borrowed, Context, Layer, flat_rows
+from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.embedding import EmbeddingParams
 from mp_lstm.layers.lstm import check_sizes, product, product_transposed
 from mp_lstm.planning.costs import Cost
@@ -106,6 +107,7 @@ def softmax_head(
         return (params.lent.table.T, params.own.bias) if tied else params
 
     def logits_of(params: Any, x: Array) -> Array:
+        check_features(name, x, inputs)
         kernel, bias = kernel_and_bias(params)
         return product(flat_rows(x), kernel, products) + bias[None, :]
 
@@ -142,8 +144,12 @@ def softmax_head(
             weight=flops + rows * vocab,
             parameters=vocab if tied else (inputs + 1) * vocab,
             parameter_bytes=(inputs + 1) * vocab * itemsize,
-            activation_bytes=rows * (inputs + vocab) * itemsize,
+            saved_bytes=0,
             transfer_bytes=itemsize,
+            kept_bytes=rows * vocab * itemsize,  # errors
+            tape_bytes=rows * inputs * itemsize,  # x scaled
+            input_bytes=rows * inputs * itemsize,
+            scratch_bytes=rows * vocab * itemsize,  # logits
         )
 
     return Layer(
@@ -157,6 +163,7 @@ def softmax_head(
         infer=infer,
         cost=cost,
         borrows=tied,
+        target_ids=vocab,
     )
 
 
@@ -178,16 +185,44 @@ def cross_entropy(
 
 
 def softmax_cross_entropy(
-    predictions: Float[Array, "T B V"], targets: Integer[Array, "T B"], weights: Float[Array, "T B"]
+    predictions: Float[Array, "T B V"], targets: Any, weights: Float[Array, "T B"]
 ) -> Float[Array, ""]:
-    """Weighted sum of the cross-entropy of each step, for `sequential(..., loss=...)`."""
-    return (weights * optax.softmax_cross_entropy_with_integer_labels(predictions, targets)).sum()
+    """Weighted sum of the cross-entropy of each step, for `sequential(..., loss=...)`.
+
+    Args:
+      predictions: logits.
+      targets: classes [T, B]; one out of range makes the loss not a number.
+      weights: of each step.
+
+    Raises:
+      InputError: the targets are no whole numbers, or not one for each step.
+    """
+    shape = getattr(targets, "shape", None)
+    if shape != predictions.shape[:-1] or not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise InputError(
+            f"softmax_cross_entropy: the targets are {described(targets)}, a whole number for each of the steps "
+            f"{list(predictions.shape[:-1])} is wanted: pass classes, and neither one-hot vectors nor floats"
+        )
+    # Left as it is, -1 would stand for the last class.
+    classes = jnp.where(targets < 0, predictions.shape[-1], targets)
+    return (weights * optax.softmax_cross_entropy_with_integer_labels(predictions, classes)).sum()
 
 
-def squared_error(
-    predictions: Float[Array, "T B D"], targets: Float[Array, "T B D"], weights: Float[Array, "T B"]
-) -> Float[Array, ""]:
-    """Weighted sum of the mean squared error of each step, for `sequential(..., loss=...)`."""
+def squared_error(predictions: Float[Array, "T B D"], targets: Any, weights: Float[Array, "T B"]) -> Float[Array, ""]:
+    """Weighted sum of the mean squared error of each step, for `sequential(..., loss=...)`.
+
+    Args:
+      predictions, targets: [T, B, D].
+      weights: of each step.
+
+    Raises:
+      InputError: the targets have another shape than the predictions.
+    """
+    if getattr(targets, "shape", None) != predictions.shape:
+        raise InputError(
+            f"squared_error: the targets are {described(targets)}, the predictions {described(predictions)}: pass "
+            "targets of the predictions' shape"
+        )
     return (weights * jnp.square(predictions - targets).mean(axis=-1)).sum()
 
 

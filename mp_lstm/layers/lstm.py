@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, DTypeLike, Float, Integer, Key
+from jaxtyping import Array, Bool, DTypeLike, Float, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, Layer, apply, flat_rows, infer_by_forward, steps_mask
+from mp_lstm.layers.checks import check_features, described
 from mp_lstm.planning.costs import Cost
 
 UNROLL_LIMIT = 16
@@ -255,6 +256,7 @@ def lstm_layer(
         return LSTMState(jnp.zeros((batch_size, hidden), dtype), jnp.zeros((batch_size, hidden), dtype))
 
     def run_forward(params: LSTMParams, x: Array, state: LSTMState, ctx: Context) -> tuple[LSTMState, Array, Saved]:
+        check_features(name, x, inputs)
         return forward(params, x, state, ctx.mask, **options)
 
     def run_backward(
@@ -289,8 +291,13 @@ def lstm_cost(inputs: int, hidden: int, batch_size: int, time: int, itemsize: in
         weight=products + rows * gates,
         parameters=parameters,
         parameter_bytes=parameters * itemsize,
-        activation_bytes=rows * (inputs + 6 * hidden) * itemsize,
+        saved_bytes=rows * (gates + hidden) * itemsize,  # gates and cells
         transfer_bytes=rows * hidden * itemsize,
+        kept_bytes=rows * hidden * itemsize,  # y
+        tape_bytes=rows * gates * itemsize,  # dz
+        input_bytes=rows * inputs * itemsize,
+        step_bytes=hidden * gates * itemsize,
+        scratch_bytes=rows * gates * itemsize,  # z, made ahead of the scan
     )
 
 
@@ -299,7 +306,7 @@ def lstm(
     x: Float[Array, "T B D"],
     state: LSTMState | None = None,
     *,
-    lengths: Integer[Array, " B"] | None = None,
+    lengths: Array | None = None,
     unroll: int = 1,
     products: DTypeLike | None = None,
 ) -> tuple[LSTMState, Float[Array, "T B H"]]:
@@ -317,7 +324,7 @@ def lstm(
       The state after each row's last real step, and outputs y [T, B, H].
 
     Raises:
-      InputError: the unroll is out of range.
+      InputError: the unroll is out of range, or the lengths are no whole numbers.
 
     References:
       Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735
@@ -330,6 +337,8 @@ def lstm(
       ((4, 2, 5), True)
     """
     time, rows, inputs = x.shape
+    if lengths is not None and not jnp.issubdtype(jnp.result_type(lengths), jnp.integer):
+        raise InputError(f"lstm: lengths are {described(lengths)}, whole numbers of steps [B] are wanted")
     hidden = params.recurrent_kernel.shape[0]
     layer = lstm_layer(inputs, hidden, unroll=unroll, products=products, dtype=params.kernel.dtype)
     state = layer.init_state(rows) if state is None else LSTMState(*state)

@@ -29,6 +29,7 @@ from mp_lstm.layers.base import (
     steps_mask,
 )
 from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.checks import checked, step_shape
 from mp_lstm.layers.heads import loss_head
 
 
@@ -88,7 +89,10 @@ class Model(NamedTuple):
           carry: state before the first step, where `batch.resets` is given; by default the initial one.
 
         Returns:
-          The loss per unit of weight, and Aux(loss_sum, weight_sum, carry).
+          The loss per unit of weight, 0 where no step has a weight, and Aux(loss_sum, weight_sum, carry).
+
+        Raises:
+          InputError: shapes or types that do not agree; in host arrays also lengths, weights or ids out of range.
 
         Example:
           >>> import jax, mp_lstm, numpy as np
@@ -114,18 +118,21 @@ def loss(
 ) -> tuple[Float[Array, ""], Aux]:
     """`Model.loss`, each row run by `run`: `apply`, or a plain forward that JAX differentiates itself."""
     layers = chain(model.rows)
+    batch = checked(model.rows, batch)
     params = jax.tree.map(jnp.asarray, params)
     time, rows = step_shape(batch)
     mask = steps_mask(None if batch.lengths is None else jnp.asarray(batch.lengths), 0, time)
     dtype = jnp.result_type(*(leaf for leaf in jax.tree.leaves(params)))
     weights = loss_weights(batch, mask, (time, rows), dtype)
+    counted = None if mask is None and batch.weights is None else weights != 0
     initial = layers.init_state(rows)
     carry = initial if carry is None or batch.resets is None else reset_rows(jnp.asarray(batch.resets), initial, carry)
     context = Context(
         key=None if key is None else dropout_key(key),
         counter=counter,
         mask=mask,
-        targets=jax.tree.map(jnp.asarray, batch.targets),
+        # Whatever stands where nothing counts (NaN is zero times NaN) must not reach a product.
+        targets=jax.tree.map(lambda leaf: mask_steps(counted, jnp.asarray(leaf)), batch.targets),
         weights=weights,
         train=key is not None,
     )
@@ -134,12 +141,6 @@ def loss(
     carry, loss_sum = run(layers, borrowed, inputs, carry, context)
     weight_sum = weights.sum()
     return loss_sum / jnp.where(weight_sum == 0, 1, weight_sum), Aux(loss_sum, weight_sum, carry)
-
-
-def step_shape(batch: Batch) -> tuple[int, int]:
-    """(T, B) of a batch."""
-    leaf = jax.tree.leaves(batch.inputs)[0]
-    return leaf.shape[0], leaf.shape[1]
 
 
 def loss_weights(batch: Batch, mask: Array | None, shape: tuple[int, int], dtype: Any) -> Float[Array, "T B"]:

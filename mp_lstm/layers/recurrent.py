@@ -179,6 +179,6 @@ def cost_by_parameters(init: Callable[[Any], Params], batch_size: int, time: int
         weight=0,
         parameters=parameters,
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
-        activation_bytes=0,
+        saved_bytes=0,
         transfer_bytes=0,
     )

@@ -1,31 +1,39 @@
-"""What a layer costs, and how long a device takes for it: plain numbers, from formulas.
+"""What a layer costs in plain numbers, and the types in which costs are handed on.
 
-A layer states its `Cost` for a batch size and a number of time steps; costs add up over the layers of a stage, and
-`task_times` turns them into seconds with the `Rates` of a device. The one thing such a model must not forget is that
-every F and every B reads the stage's weights again, whatever the length of its chunk: this is what many short chunks
-pay for a short pipeline fill, and without it a planner would cut time ever finer.
+A layer states its `Cost` for a batch size and a number of time steps: operations and bytes, from formulas. A
+`CostModel` says what each task of a placement row takes, in seconds and in bytes of memory; everything that plans asks
+one of these and nothing else. There are two: `CalibratedCosts` turns a `Cost` into seconds by the rates of a described
+machine, and a measured one reads them from a table.
 
-Times are sums of a compute, a memory and a dispatch part. They rank plans; they are not measurements.
+What such numbers must not forget is that every F and every B reads the stage's weights again, whatever the length of
+its chunk: this is what many short chunks pay for a short pipeline fill, and without it a planner would cut time ever
+finer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+Kind = Literal["F", "B", "W", "U"]
 
 STATE_BYTES = 4  # of one parameter, gradient or optimiser value: they stay float32 whatever the products use
-UPDATE_PASSES = 7  # U reads parameter, gradient and two moments, and writes parameter and moments (Adam)
 
 
 class Cost(NamedTuple):
-    """Cost of one layer for one unit.
+    """Cost of one layer for one unit. Bytes of arrays are linear in batch size times time steps.
 
     Args:
       forward, backward, weight: floating-point operations of F, B and W (a multiply-add counts two).
       parameters: number of parameters the layer owns.
       parameter_bytes: bytes of the parameters that every F, B or W reads.
-      activation_bytes: bytes saved by F for B and W.
-      transfer_bytes: bytes of the output, sent on when the next layer lives elsewhere.
+      saved_bytes: of the arrays that F makes and B reads last.
+      transfer_bytes: of the output, sent on when the next layer lives elsewhere.
+      kept_bytes: of the arrays that F makes and W reads last.
+      tape_bytes: of the arrays that B makes and W reads.
+      input_bytes: of x, if F saves it.
+      step_bytes: bytes of parameters that F and B read at every time step, as a scan does its recurrent kernel.
+      scratch_bytes: of the largest temporaries of F and B.
     """
 
     forward: float
@@ -33,94 +41,128 @@ class Cost(NamedTuple):
     weight: float
     parameters: int
     parameter_bytes: int
-    activation_bytes: int
+    saved_bytes: int
     transfer_bytes: int
+    kept_bytes: int = 0
+    tape_bytes: int = 0
+    input_bytes: int = 0
+    step_bytes: int = 0
+    scratch_bytes: int = 0
 
     @property
     def flops(self) -> float:
         """Operations of all three phases."""
         return self.forward + self.backward + self.weight
 
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes that F leaves for B and W."""
+        return self.input_bytes + self.saved_bytes + self.kept_bytes
 
-class Rates(NamedTuple):
-    """What a device can do. The defaults are nominal for one core of a server CPU in float32.
+
+class Seconds(NamedTuple):
+    """How long a task takes.
 
     Args:
-      flops_per_second: floating-point operations in large matrix products.
-      bytes_per_second: main memory bandwidth.
-      transfer_bytes_per_second: bandwidth of a link between two devices.
-      latency_seconds: time to dispatch a task, and to begin a transfer.
+      alone: seconds while the other devices of its host are idle.
+      shared: seconds while every device of its host is busy; equal to `alone` for devices of their own.
     """
 
-    flops_per_second: float = 150e9
-    bytes_per_second: float = 10e9
-    transfer_bytes_per_second: float = 5e9
-    latency_seconds: float = 3e-5
+    alone: float
+    shared: float
 
 
-class TaskTimes(NamedTuple):
-    """Seconds of one stage's tasks: F and B of one unit, W of one micro-batch, U of one step."""
+class RowMemory(NamedTuple):
+    """Bytes of one placement row; all but the first two for one unit, linear in its batch rows times its time steps.
 
-    F: float
-    B: float
-    W: float
-    U: float
+    Args:
+      parameters: of the parameters the row owns; their gradients take as much again.
+      state: of the optimiser's state of them.
+      saved: arrays that F makes and B reads last (an LSTM's gates and cells).
+      kept: arrays that F makes and W reads last (an LSTM's y, which is in the tape too).
+      tape: arrays that B makes and W reads.
+      input: of x, if F saves it: counted only in the first row of a stage, elsewhere the row below has it.
+      output: of y, sent on to the next stage.
+      scratch_forward, scratch_backward, scratch_weight: temporaries of the compiled programs.
+    """
+
+    parameters: int
+    state: int
+    saved: int
+    kept: int
+    tape: int
+    input: int
+    output: int
+    scratch_forward: int
+    scratch_backward: int
+    scratch_weight: int
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """What every task costs: seconds, and bytes. Rows are indices of the model's placement rows."""
+
+    @property
+    def label(self) -> str:
+        """Where the numbers come from, e.g. "measured on 2 x cpu, jax 0.10.2" or "predicted for 8 x h100"."""
+        ...
+
+    def seconds(self, kind: Kind, row: int, rows: int, time: int, device: Any) -> Seconds:
+        """Time of a row's task: F and B of one unit, W of a micro-batch's joined chunks, U of a step.
+
+        Args:
+          kind: of the task.
+          row: index of the placement row.
+          rows: batch rows of the unit.
+          time: time steps of the unit; for W the padded length.
+          device: that does it.
+        """
+        ...
+
+    def overhead(self, device: Any) -> float:
+        """Seconds that a task costs beside its rows: its dispatch."""
+        ...
+
+    def transfer(self, nbytes: int, source: Any, target: Any) -> float:
+        """Seconds until `nbytes` have reached another device."""
+        ...
+
+    def memory(self, row: int, rows: int, time: int) -> RowMemory:
+        """Bytes of a placement row, for units of `rows` batch rows and `time` steps."""
+        ...
+
+    def capacity(self, device: Any) -> int | None:
+        """Bytes of a device's memory; None: unknown, and not checked."""
+        ...
+
+    def host(self, device: Any) -> Any:
+        """The host of a device: devices of equal host share its processor cores."""
+        ...
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """Adds the costs of consecutive layers; the output that is sent on is the last layer's.
+    """Adds the costs of consecutive layers.
 
     Args:
       costs: in the order of the layers.
 
     Returns:
-      The cost of the layers as one; all zeros for no layers.
+      The cost of the layers as one; all zeros for no layers. The input is the first layer's: those between layers are
+      made by F and so kept. The output is the last one's that states any: a layer that keeps its input's shape may
+      state none. Temporaries are those of the largest layer.
 
     Example:
-      >>> total([Cost(10, 10, 10, 5, 20, 8, 4), Cost(1, 2, 3, 4, 16, 8, 2)])
-      Cost(forward=11, backward=12, weight=13, parameters=9, parameter_bytes=36, activation_bytes=16, transfer_bytes=2)
+      >>> both = total([Cost(10, 10, 10, 5, 20, 8, 4, input_bytes=6), Cost(1, 2, 3, 4, 16, 8, 2, input_bytes=4)])
+      >>> both.forward, both.parameter_bytes, both.input_bytes, both.kept_bytes, both.transfer_bytes
+      (11, 36, 6, 4, 2)
     """
     parts = tuple(costs)
-    return Cost(
-        forward=sum(part.forward for part in parts),
-        backward=sum(part.backward for part in parts),
-        weight=sum(part.weight for part in parts),
-        parameters=sum(part.parameters for part in parts),
-        parameter_bytes=sum(part.parameter_bytes for part in parts),
-        activation_bytes=sum(part.activation_bytes for part in parts),
-        transfer_bytes=parts[-1].transfer_bytes if parts else 0,
-    )
-
-
-def task_times(unit: Cost, joined: Cost, rates: Rates) -> TaskTimes:
-    """Predicts how long a stage's tasks take.
-
-    Args:
-      unit: the stage's cost for one unit: one chunk of one micro-batch.
-      joined: its cost for all chunks of the micro-batch, over which one W runs. Not a multiple of `unit`: the
-        parameters are read once.
-      rates: of the stage's device.
-
-    Returns:
-      Seconds of F, B, W and U.
-
-    Example:
-      >>> unit = Cost(2e9, 2e9, 2e9, 1_000_000, 4_000_000, 0, 0)
-      >>> joined = unit._replace(forward=8e9, backward=8e9, weight=8e9)
-      >>> rates = Rates(flops_per_second=1e9, bytes_per_second=4e6, latency_seconds=0.5)
-      >>> task_times(unit, joined, rates)
-      TaskTimes(F=3.5, B=3.5, W=10.5, U=7.5)
-    """
-
-    def seconds(flops: float, moved: float) -> float:
-        return flops / rates.flops_per_second + moved / rates.bytes_per_second + rates.latency_seconds
-
-    read = unit.parameter_bytes + unit.activation_bytes
-    # W reads the tape, and reads and writes the accumulated gradient.
-    accumulated = joined.activation_bytes + 2 * STATE_BYTES * joined.parameters
-    return TaskTimes(
-        F=seconds(unit.forward, read),
-        B=seconds(unit.backward, read),
-        W=seconds(joined.weight, accumulated),
-        U=seconds(0, UPDATE_PASSES * STATE_BYTES * joined.parameters),
+    if not parts:
+        return Cost(0, 0, 0, 0, 0, 0, 0)
+    added = Cost(*(sum(column) for column in zip(*parts, strict=True)))
+    return added._replace(
+        transfer_bytes=next((part.transfer_bytes for part in reversed(parts) if part.transfer_bytes), 0),
+        kept_bytes=added.kept_bytes + sum(part.input_bytes for part in parts[1:]),
+        input_bytes=parts[0].input_bytes,
+        scratch_bytes=max(part.scratch_bytes for part in parts),
     )

@@ -1,16 +1,19 @@
-"""Which consecutive rows form a stage: the split whose largest stage is smallest.
+"""Which consecutive rows form a stage: all contiguous splits, the best of them, and their neighbours.
 
 A pipeline runs at the pace of its largest stage, so `balanced` minimises that one exactly, by dynamic programming over
-all contiguous splits; among the splits that reach the minimum it takes the most even one. The same table is filled
-twice, each row of it by one numpy expression: 1,000 rows in 64 stages take about a second.
+all contiguous splits; among the splits that reach the minimum it takes the most even one. `least` is the same program
+over loads that differ by stage, as those of unequal devices do. Each row of its table is one numpy expression: 1,000
+rows in 64 stages take about a second.
 
-This is not yet a search over predicted step times: unequal devices, transfers and memory do not enter here.
+What a step takes is no maximum over stages: the pipeline fills and drains, transfers delay. So the search simulates
+every split of `splits` where these are few, and else starts from `least` and goes on to `neighbours`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import SupportsIndex
 
 import numpy as np
@@ -43,9 +46,65 @@ def balanced(costs: Sequence[int] | Sequence[float], stages: int) -> tuple[int, 
     check_stages(stages, len(costs))
     loads = _loads(costs)
     # (1) the least possible largest stage, (2) the most even split within it.
-    _, largest = _split(loads, stages, np.maximum)
-    partition, _ = _split(np.where(loads <= largest * TIE, loads**2, np.inf), stages, np.add)
+    _, largest = _split(lambda stage: loads, stages, np.maximum)
+    squares = np.where(loads <= largest * TIE, loads**2, np.inf)
+    partition, _ = _split(lambda stage: squares, stages, np.add)
     return partition
+
+
+def least(loads: Callable[[int], np.ndarray], stages: int) -> tuple[tuple[int, ...], float]:
+    """Splits rows into stages so that the largest load is least, loads being any numbers.
+
+    Args:
+      loads: stage -> [R, R+1] load of that stage if it holds the rows i to j-1; infinite where it cannot.
+      stages: number of stages.
+
+    Returns:
+      Rows of each stage, and the largest load; it is infinite where no split will do.
+
+    Example:
+      >>> rows = np.array([[np.inf, 1.0, 2.0, 3.0], [np.inf, np.inf, 1.0, 2.0], [np.inf, np.inf, np.inf, 1.0]])
+      >>> least(lambda stage: rows * (1, 3)[stage], 2)
+      ((2, 1), 3.0)
+    """
+    return _split(loads, stages, np.maximum)
+
+
+def splits(rows: int, stages: int) -> np.ndarray:
+    """Lists all contiguous splits.
+
+    Returns:
+      [K, S+1] for each split where its stages begin, and the number of rows; more rows in earlier stages come first.
+
+    Example:
+      >>> splits(4, 2).tolist()
+      [[0, 3, 4], [0, 2, 4], [0, 1, 4]]
+    """
+    inner = list(combinations(range(1, rows), stages - 1))[::-1]
+    ends = np.zeros((len(inner), stages + 1), np.int64)
+    ends[:, 1:-1] = np.array(inner, np.int64).reshape(len(inner), stages - 1)
+    ends[:, -1] = rows
+    return ends
+
+
+def neighbours(ends: np.ndarray) -> np.ndarray:
+    """Lists the splits that move one row over one boundary.
+
+    Args:
+      ends: [S+1] a split, as `splits` gives it.
+
+    Returns:
+      [K, S+1].
+
+    Example:
+      >>> neighbours(np.array([0, 2, 3, 4])).tolist()
+      [[0, 1, 3, 4]]
+    """
+    moves = np.zeros((2 * (len(ends) - 2), len(ends)), np.int64)
+    boundaries = np.arange(1, len(ends) - 1)
+    moves[::2][boundaries - 1, boundaries], moves[1::2][boundaries - 1, boundaries] = 1, -1
+    moved = ends + moves
+    return moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
 
 
 def even(rows: int, stages: int) -> tuple[int, ...]:
@@ -123,17 +182,17 @@ def _loads(costs: Sequence[int] | Sequence[float]) -> np.ndarray:
 
 
 def _split(
-    loads: np.ndarray, stages: int, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    loads: Callable[[int], np.ndarray], stages: int, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[tuple[int, ...], float]:
     """The contiguous split of least combined load, and that load; of equal ones the last stages are shortest."""
-    rows = len(loads)
+    rows = len(loads(0))
     best = np.full(rows + 1, np.inf)  # best[j]: of the first j rows, in the stages so far
-    best[0] = 0.0
+    best[0] = -np.inf if combine is np.maximum else 0.0
     choices = []
-    for _ in range(stages):
-        candidates = combine(best[:-1, None], loads)[::-1]  # [R, R+1] by the stage's first row, the last one first
+    for stage in range(stages):
+        candidates = combine(best[:-1, None], loads(stage))[::-1]  # [R, R+1] by first row, the last one first
         best = candidates.min(axis=0)
-        choice = (candidates <= best * TIE).argmax(axis=0)
+        choice = (candidates <= best + abs(best) * (TIE - 1)).argmax(axis=0)
         choices.append(rows - 1 - choice)
     ends = [rows]
     for choice in reversed(choices):

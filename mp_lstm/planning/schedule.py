@@ -14,28 +14,22 @@ What must come before what is the same for every schedule (`dependencies`):
     W(s,m)   <- B(s,m,c) for all c                        the tapes
     U(s)     <- W of all stages and micro-batches         the global norm
 
-A schedule adds its own choices to these: `arrange` takes them as more edges and a rank, and lets every device do the
-ready task of lowest rank, tick by tick. The result is a total order in which no task waits for a later one, so a
-single thread can dispatch it without ever blocking a device on another one's work. A new schedule is a function
-`(devices, chunks, *, defer=None) -> Schedule` in `SCHEDULES`, in most cases one call of `arrange`.
-
-A schedule fixes the order per device only: between devices nothing but the dependencies holds.
-
-This file is longer than most: what a schedule is, how one is made and what makes it valid are read together.
+A schedule fixes the order per device only: between devices nothing but the dependencies holds. In its total order no
+task waits for a later one, so a single thread can dispatch it without ever blocking a device on another one's work.
+How orders are made is in `schedules.py`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 from mp_lstm.errors import InputError
+from mp_lstm.planning.costs import Kind
 
-Kind = Literal["F", "B", "W", "U"]
 KINDS: tuple[Kind, ...] = ("F", "B", "W", "U")
 
 
@@ -74,10 +68,10 @@ class Schedule:
       defer: most tapes a stage holds at once: micro-batches whose Bs are done and whose W is not.
 
     Example:
-      >>> print(wavefront((0, 1), (2,)))
-      tick      0   1   2   3   4   5   6   7
-      stage 0   F0  F1  .   .   B1  B0  W   U
-      stage 1   .   F0  F1  B1  B0  W   .   U
+      >>> forward, backward = (Task(kind, 0, (Unit(0, 0),)) for kind in "FB")
+      >>> print(Schedule("mine", (0,), (1,), (forward, backward, weight_task(0, 0, (1,)), Task("U", 0)), defer=1))
+      tick      0   1   2   3
+      stage 0   F0  B0  W   U
     """
 
     name: str
@@ -98,13 +92,43 @@ class Schedule:
             orders[self.devices[task.stage]].append(task)
         return {device: tuple(order) for device, order in orders.items()}
 
+    @cached_property
+    def needs(self) -> tuple[tuple[int, ...], ...]:
+        """For each task the positions, in `tasks`, of what it needs; computed once, for all who walk the order.
+
+        U needs the last W of each stage here, which its device does after the stage's others: with S stages and M
+        micro-batches these are S edges instead of S M.
+
+        Raises:
+          InputError: a task comes before one that it needs.
+        """
+        places: dict[Task, int] = {}
+        of_update: tuple[int, ...] | None = None  # the same for all stages
+        found = []
+        for place, task in enumerate(self.tasks):
+            if task.kind == "U":
+                of_update = of_update or self._last_weights(place, places)
+                found.append(of_update)
+            else:
+                needs = dependencies(self, task)
+                missing = next((need for need in needs if need not in places), None)
+                if missing is not None:
+                    raise _broken(self, place, missing)
+                found.append(tuple(places[need] for need in needs))
+            places[task] = place
+        return tuple(found)
+
+    def _last_weights(self, place: int, places: dict[Task, int]) -> tuple[int, ...]:
+        """The position of the last W of each stage before the U at `place`."""
+        last: dict[int, int] = {}
+        for need in dependencies(self, self.tasks[place]):
+            if need not in places:
+                raise _broken(self, place, need)
+            last[need.stage] = max(last.get(need.stage, 0), places[need])
+        return tuple(last.values())
+
     def __str__(self) -> str:
-        from mp_lstm.planning.simulate import timetable  # it imports this module
-
         return timetable(self)
-
-
-Generator = Callable[..., Schedule]  # (devices, chunks, *, defer=None) -> Schedule
 
 
 def label(task: Task, *, microbatches: int | None = None) -> str:
@@ -115,6 +139,16 @@ def label(task: Task, *, microbatches: int | None = None) -> str:
     if task.kind == "W":
         return f"W{unit.microbatch}"
     return f"{task.kind}{unit.chunk}" if microbatches == 1 else f"{task.kind}{unit.microbatch}.{unit.chunk}"
+
+
+def weight_task(stage: int, microbatch: int, chunks: Sequence[int]) -> Task:
+    """Makes the W of a stage and micro-batch, over its joined chunks.
+
+    Example:
+      >>> weight_task(1, 0, (2,))
+      Task(kind='W', stage=1, units=(Unit(microbatch=0, chunk=0), Unit(microbatch=0, chunk=1)))
+    """
+    return Task("W", stage, tuple(Unit(microbatch, chunk) for chunk in range(chunks[microbatch])))
 
 
 def work(stages: int, chunks: Sequence[int]) -> list[Task]:
@@ -141,17 +175,18 @@ def dependencies(schedule: Schedule, task: Task) -> tuple[Task, ...]:
       The tasks, each of them once.
 
     Example:
-      >>> schedule = wavefront((0, 1), (2,))
+      >>> schedule = Schedule("mine", devices=(0, 1), chunks=(2,), tasks=(), defer=1)
       >>> [str(need) for need in dependencies(schedule, Task("B", 0, (Unit(0, 0),)))]
       ['F0.0 of stage 0', 'B0.0 of stage 1', 'B0.1 of stage 0']
     """
-    return _needs(schedule.stages, schedule.chunks, task)
+    return needs_of(schedule.stages, schedule.chunks, task)
 
 
-def _needs(stages: int, chunks: Sequence[int], task: Task) -> tuple[Task, ...]:
+def needs_of(stages: int, chunks: Sequence[int], task: Task) -> tuple[Task, ...]:
+    """Lists what a task needs, as `dependencies` does, where there is no schedule yet."""
     kind, stage, units = task
     if kind == "U":
-        return tuple(other for other in work(stages, chunks) if other.kind == "W")
+        return tuple(weight_task(other, m, chunks) for other in range(stages) for m in range(len(chunks)))
     if kind == "W":
         return tuple(Task("B", stage, (unit,)) for unit in units)
     (microbatch, chunk) = units[0]
@@ -172,188 +207,52 @@ def _needs(stages: int, chunks: Sequence[int], task: Task) -> tuple[Task, ...]:
     return tuple(needs)
 
 
-def serial(devices: Sequence[int], chunks: Sequence[int], *, defer: int | None = None) -> Schedule:
-    """Runs one micro-batch after another, uncut: F up the stages, B down, then W. The baseline without a pipeline.
+def timetable(schedule: Schedule) -> str:
+    """Draws a schedule with one row a stage and one tick a task.
+
+    Cells: F3 is chunk 3 of the only micro-batch, F1.3 chunk 3 of micro-batch 1, "." an idle tick.
 
     Args:
-      devices: index of the device of each stage.
-      chunks: number of chunks of each micro-batch, all 1.
-      defer: most tapes a stage may hold; here a stage never holds more than one.
+      schedule: a valid schedule.
 
     Returns:
-      The schedule.
+      The drawing, a line for the ticks and one for each stage.
 
     Raises:
-      InputError: a micro-batch is cut into chunks.
+      InputError: a task comes before one that it needs.
 
     Example:
-      >>> print(serial((0, 1), (1,)))
-      tick      0   1   2   3   4   5
-      stage 0   F0  .   .   B0  W   U
-      stage 1   .   F0  B0  W   .   U
+      >>> tasks = [task for task in work(2, (1,)) if task.kind == "F"]
+      >>> print(timetable(Schedule("forward", (0, 1), (1,), tuple(tasks), defer=1)))
+      tick      0   1
+      stage 0   F0  .
+      stage 1   .   F0
     """
-    _check_arguments(devices, chunks, defer)
-    for microbatch, count in enumerate(chunks):
-        if count != 1:
-            raise InputError(
-                f"schedule 'serial' got {count} chunks for micro-batch {microbatch}, it cuts no time: "
-                "use 1 chunk, or schedule='wavefront'"
-            )
-    up, down = range(len(devices)), range(len(devices) - 1, -1, -1)
-    passes: tuple[tuple[Kind, Iterable[int]], ...] = (("F", up), ("B", down), ("W", down))
-    tasks = [
-        Task(kind, stage, (Unit(microbatch, 0),))
-        for microbatch in range(len(chunks))
-        for kind, stages in passes
-        for stage in stages
+    begins = _ticks(schedule)
+    ticks = max(begins) + 1
+    cells = [["."] * ticks for _ in schedule.devices]
+    for task, tick in zip(schedule.tasks, begins, strict=True):
+        cells[task.stage][tick] = label(task, microbatches=len(schedule.chunks))
+    width = max(len(str(ticks - 1)), *(len(cell) for row in cells for cell in row)) + 2
+    names = [f"stage {stage}" for stage in range(schedule.stages)]
+    margin = len(names[-1]) + 3
+    # The last digit of a tick stands over the first character of its cells.
+    header = "tick".ljust(margin - width + 1) + "".join(str(tick).rjust(width) for tick in range(ticks))
+    rows = [
+        name.ljust(margin) + "".join(cell.ljust(width) for cell in row) for name, row in zip(names, cells, strict=True)
     ]
-    tasks += [Task("U", stage) for stage in up]
-    return Schedule("serial", tuple(devices), tuple(chunks), tuple(tasks), defer=1)
+    return "\n".join(line.rstrip() for line in [header, *rows])
 
 
-def wavefront(devices: Sequence[int], chunks: Sequence[int], *, defer: int | None = None) -> Schedule:
-    """Fills the pipeline with the chunks of all micro-batches: all F of a stage, then all its B, W where it would idle.
-
-    With S stages of equal F, B, W and U, N units and M micro-batches, and nothing forced by `defer`, a device idles
-    for (S-1)(F+B) of a step of (N+S-1)(F+B) + M W + U: the fill and the drain of the pipeline.
-
-    Args:
-      devices: index of the device of each stage.
-      chunks: number of chunks of each micro-batch, which may differ.
-      defer: most tapes a stage may hold, at least 1; None: no limit. A stage that holds as many does a W before it
-        completes another micro-batch's backward pass.
-
-    Returns:
-      The schedule.
-
-    Example:
-      >>> print(wavefront((0, 1), (2, 1)))
-      tick      0     1     2     3     4     5     6     7     8     9    10
-      stage 0   F0.0  F0.1  F1.0  .     .     B0.1  B0.0  B1.0  W0    W1    U
-      stage 1   .     F0.0  F0.1  F1.0  B0.1  B0.0  B1.0  W0    W1    .     U
-    """
-    _check_arguments(devices, chunks, defer)
-    stages, microbatches = len(devices), len(chunks)
-    defer = microbatches if defer is None else min(defer, microbatches)
-    before = [0, *accumulate(chunks)]  # units before each micro-batch
-
-    def after(task: Task) -> list[Task]:
-        if task.kind != "B":
-            return []
-        (microbatch, chunk), edges = task.units[0], []
-        if chunk == chunks[microbatch] - 1:  # Bs follow all Fs of the stage, and go by micro-batch
-            previous = Task("B", task.stage, (Unit(microbatch - 1, 0),))
-            edges.append(previous if microbatch else Task("F", task.stage, (Unit(microbatches - 1, chunks[-1] - 1),)))
-        if chunk == 0 and microbatch >= defer:  # this B completes a tape, so there must be room for one
-            edges.append(weight_task(task.stage, microbatch - defer, chunks))
-        return edges
-
-    def rank(task: Task) -> tuple[int, ...]:
-        if task.kind in "WU":  # where nothing else is ready, oldest first
-            return KINDS.index(task.kind), task.microbatch if task.units else 0, task.stage
-        microbatch, chunk = task.units[0]
-        if task.kind == "F":  # by wave front; of stages that share a device, the later one drains first
-            return 0, before[microbatch] + chunk + task.stage, -task.stage
-        return 1, before[microbatch + 1] - 1 - chunk + stages - 1 - task.stage, task.stage
-
-    return arrange("wavefront", devices, chunks, after=after, rank=rank, defer=defer)
-
-
-SCHEDULES: dict[str, Generator] = {"serial": serial, "wavefront": wavefront}
-
-
-def weight_task(stage: int, microbatch: int, chunks: Sequence[int]) -> Task:
-    """The W of a stage and micro-batch, over its joined chunks."""
-    return Task("W", stage, tuple(Unit(microbatch, chunk) for chunk in range(chunks[microbatch])))
-
-
-def arrange(
-    name: str,
-    devices: Sequence[int],
-    chunks: Sequence[int],
-    *,
-    after: Callable[[Task], Iterable[Task]],
-    rank: Callable[[Task], Any],
-    defer: int,
-) -> Schedule:
-    """Builds a schedule by list scheduling: each device always does the ready task of lowest rank.
-
-    A task is ready when what it needs is done. F, B and U take one tick, W one for each chunk it joins.
-
-    Args:
-      name: of the schedule.
-      devices: index of the device of each stage.
-      chunks: number of chunks of each micro-batch.
-      after: the tasks that must precede a task by the schedule's choice, beside its dependencies.
-      rank: sorts the ready tasks of a device.
-      defer: most tapes a stage may hold; `after` has to see to it.
-
-    Returns:
-      The schedule, its tasks in the order in which they start.
-
-    Raises:
-      InputError: the edges of `after` and the dependencies form a cycle.
-
-    Example:
-      >>> backward_first = lambda task: ("BFWU".index(task.kind), task.units)
-      >>> print(arrange("eager", (0,), (1, 1), after=lambda task: (), rank=backward_first, defer=2))
-      tick      0     1     2     3     4     5     6
-      stage 0   F0.0  B0.0  F1.0  B1.0  W0    W1    U
-    """
-    stages = len(devices)
-    tasks = work(stages, chunks)
-    update = _needs(stages, chunks, Task("U", 0))  # the same for all stages
-    needs = {task: {*(update if task.kind == "U" else _needs(stages, chunks, task)), *after(task)} for task in tasks}
-    order = _list_schedule(needs, devices, rank)
-    if len(order) < len(tasks):
-        _report_cycle(name, needs, set(order))
-    return Schedule(name, tuple(devices), tuple(chunks), tuple(order), defer)
-
-
-def _list_schedule(needs: Mapping[Task, set[Task]], devices: Sequence[int], rank: Callable[[Task], Any]) -> list[Task]:
-    """The tasks in the order in which they start; those that wait for one another are left out."""
-    place = {task: i for i, task in enumerate(needs)}  # breaks ties of rank
-    waiting = {task: len(need) for task, need in needs.items()}
-    followers: dict[Task, list[Task]] = defaultdict(list)
-    for task, need in needs.items():
-        for other in need:
-            followers[other].append(task)
-    ready: dict[int, list[tuple[Any, int, Task]]] = {device: [] for device in sorted(set(devices))}
-    running: list[tuple[int, int, Task]] = []  # by end
-    idle, order, now = set(ready), [], 0
-
-    def release(task: Task) -> None:
-        heapq.heappush(ready[devices[task.stage]], (rank(task), place[task], task))
-
-    for task, count in waiting.items():
-        if not count:
-            release(task)
-    while True:
-        for device in sorted(idle):  # (1) every idle device begins its first ready task
-            if ready[device]:
-                task = heapq.heappop(ready[device])[-1]
-                order.append(task)
-                idle.remove(device)
-                heapq.heappush(running, (now + max(1, len(task.units)), place[task], task))
-        if not running:
-            return order
-        now = running[0][0]
-        while running and running[0][0] == now:  # (2) what ends next frees its device and what waited for it
-            task = heapq.heappop(running)[-1]
-            idle.add(devices[task.stage])
-            for follower in followers[task]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    release(follower)
-
-
-def _report_cycle(name: str, needs: Mapping[Task, set[Task]], done: set[Task]) -> None:
-    stuck = next(task for task in needs if task not in done)
-    missing = next(need for need in sorted(needs[stuck]) if need not in done)
-    raise InputError(
-        f"schedule {name!r} never runs {stuck}: it waits for {missing}, which never runs either: "
-        "remove an edge of `after`"
-    )
+def _ticks(schedule: Schedule) -> list[int]:
+    """The tick of each task, each taking one and beginning as soon as its device is free and what it needs is done."""
+    free = dict.fromkeys(schedule.devices, 0)
+    begins: list[int] = []
+    for task, needs in zip(schedule.tasks, schedule.needs, strict=True):
+        device = schedule.devices[task.stage]
+        begins.append(max([free[device], *(begins[need] + 1 for need in needs)]))
+        free[device] = begins[-1] + 1
+    return begins
 
 
 def validate(schedule: Schedule) -> None:
@@ -367,15 +266,17 @@ def validate(schedule: Schedule) -> None:
         named), or a stage holds more than `defer` tapes.
 
     Example:
-      >>> validate(wavefront((0, 1, 0), (4, 2)))
+      >>> tasks = work(1, (1, 1))  # both Fs, both Bs, both Ws, U
+      >>> validate(Schedule("mine", (0,), (1, 1), tuple(tasks), defer=2))
     """
-    _check_arguments(schedule.devices, schedule.chunks, schedule.defer)
+    check_arguments(schedule.devices, schedule.chunks, schedule.defer)
     _check_complete(schedule)
-    _check_order(schedule)
+    _ = schedule.needs  # raises where the order is broken
     _check_defer(schedule)
 
 
-def _check_arguments(devices: Sequence[int], chunks: Sequence[int], defer: int | None) -> None:
+def check_arguments(devices: Sequence[int], chunks: Sequence[int], defer: int | None) -> None:
+    """Checks what every generator of schedules is given."""
     if not devices:
         raise InputError("a schedule got no stages: pass the device index of each stage, e.g. (0, 1)")
     if not chunks or min(chunks) < 1:
@@ -401,17 +302,7 @@ def _check_complete(schedule: Schedule) -> None:
         raise InputError(f"schedule {schedule.name!r} lacks {min(expected - seen)}: add it")
 
 
-def _check_order(schedule: Schedule) -> None:
-    done: set[Task] = set()
-    needs_of_updates = dependencies(schedule, Task("U", 0))  # the same for all stages
-    for position, task in enumerate(schedule.tasks):
-        for need in needs_of_updates if task.kind == "U" else dependencies(schedule, task):
-            if need not in done:
-                raise broken(schedule, position, need)
-        done.add(task)
-
-
-def broken(schedule: Schedule, position: int, need: Task) -> InputError:
+def _broken(schedule: Schedule, position: int, need: Task) -> InputError:
     """The error for a task that comes before one that it needs."""
     task = schedule.tasks[position]
     return InputError(

@@ -19,7 +19,8 @@ import numpy as np
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.batch import Batch
-from mp_lstm.layers.model import step_shape
+from mp_lstm.layers.checks import checked, step_shape
+from mp_lstm.layers.model import Model
 from mp_lstm.planning.plan import BucketPlan, Plan, row_splits
 from mp_lstm.runtime.placement import Tree, put
 from mp_lstm.runtime.stages import Stage
@@ -77,10 +78,10 @@ class PlacedWindow(NamedTuple):
 
 
 def place_window(
-    plan: Plan, stages: Sequence[Stage], batches: Sequence[Batch], *, normalize: str, dtype: Any
+    model: Model, plan: Plan, stages: Sequence[Stage], batches: Sequence[Batch], *, normalize: str, dtype: Any
 ) -> PlacedWindow:
-    """Cuts and sends the batches of one window."""
-    padded = [_pad(plan, batch, dtype) for batch in batches]
+    """Checks, cuts and sends the batches of one window."""
+    padded = [_pad(plan, checked(model.rows, jax.device_get(batch)), dtype) for batch in batches]
     weights = [np.asarray(batch.weights) for _, batch in padded]
     weight = float(sum(part.sum(dtype=np.float64) for part in weights))
     rows = sum(int((part != 0).any(axis=0).sum()) for part in weights)
@@ -96,9 +97,7 @@ def place_window(
 
 def _pad(plan: Plan, batch: Batch, dtype: Any) -> tuple[BucketPlan, Batch]:
     """A batch's bucket, and the batch padded to it and to the plan's rows, its weights given and zero on padding."""
-    batch = jax.tree.map(np.asarray, batch)
     time, rows = step_shape(batch)
-    _check_shapes(batch, time, rows)
     if rows > plan.batch_size:
         raise InputError(
             f"the batch has {rows} rows, the plan is for {plan.batch_size}: pass batch_size={rows} to make_plan"
@@ -115,37 +114,27 @@ def _pad(plan: Plan, batch: Batch, dtype: Any) -> tuple[BucketPlan, Batch]:
         weights = np.where(real, weights, 0).astype(dtype)
         lengths = np.pad(lengths, (0, add_rows)).astype(np.int32)
         # Whatever stands on padding (NaN is zero times NaN) must not reach a product.
-        batch = batch._replace(inputs=jax.tree.map(lambda leaf: _zeroed(leaf, real), batch.inputs))
+        batch = batch._replace(inputs=_zeroed(batch.inputs, real))
+    if lengths is not None or batch.weights is not None:
+        batch = batch._replace(targets=_zeroed(batch.targets, weights != 0))
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.pad(leaf, [(0, add_time), (0, add_rows)] + [(0, 0)] * (leaf.ndim - 2))
 
-    resets = None if batch.resets is None else np.pad(batch.resets, (0, add_rows), constant_values=True)
+    resets = None if batch.resets is None else np.pad(batch.resets.astype(bool), (0, add_rows), constant_values=True)
     if add_time or add_rows:
         batch = batch._replace(inputs=jax.tree.map(pad, batch.inputs), targets=jax.tree.map(pad, batch.targets))
         weights = pad(weights)
     return bucket, batch._replace(weights=weights, lengths=lengths, resets=resets)
 
 
-def _zeroed(leaf: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Features [T, B, ...] with zeros on padded steps."""
-    return np.where(real.reshape(real.shape + (1,) * (leaf.ndim - 2)), leaf, np.zeros((), leaf.dtype))
+def _zeroed(tree: Tree, kept: np.ndarray) -> Tree:
+    """Arrays [T, B, ...] with zeros where a step is not kept."""
 
+    def zeroed(leaf: np.ndarray) -> np.ndarray:
+        return np.where(kept.reshape(kept.shape + (1,) * (leaf.ndim - 2)), leaf, np.zeros((), leaf.dtype))
 
-def _check_shapes(batch: Batch, time: int, rows: int) -> None:
-    """Every array of a batch agrees on T and B, and no row is longer than the batch."""
-    for field in ("inputs", "targets", "weights"):
-        for leaf in jax.tree.leaves(getattr(batch, field)):
-            if leaf.shape[:2] != (time, rows):
-                raise InputError(f"batch.{field} has shape {leaf.shape}, its first axes must be T={time}, B={rows}")
-    for field in ("lengths", "resets"):
-        value = getattr(batch, field)
-        if value is not None and value.shape != (rows,):
-            raise InputError(f"batch.{field} has shape {value.shape}, one value for each of the {rows} rows is wanted")
-    if batch.lengths is not None and rows and not (batch.lengths.min() >= 0 and batch.lengths.max() <= time):
-        raise InputError(
-            f"batch.lengths lie in {batch.lengths.min()}..{batch.lengths.max()}, 0..{time} (T of the inputs) is wanted"
-        )
+    return jax.tree.map(zeroed, tree)
 
 
 def _place(plan: Plan, stages: Sequence[Stage], bucket: BucketPlan, batch: Batch) -> PlacedBatch:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
+from typing import SupportsIndex
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -26,7 +30,7 @@ def make_pipeline(
     *,
     max_norm: float | None = None,
     normalize: str = "tokens",
-    every_k: int = 1,
+    every_k: SupportsIndex = 1,
     donate: bool = True,
 ) -> Pipeline:
     """Puts a model on a plan's devices.
@@ -44,7 +48,8 @@ def make_pipeline(
       The pipeline.
 
     Raises:
-      InputError: the plan is for another model; the optimizer mixes leaves; an option is out of range.
+      InputError: the plan is for another model, or its devices are not JAX's; the optimizer is none or mixes leaves;
+        an option is out of range.
 
     Example:
       >>> import jax, mp_lstm, numpy as np, optax
@@ -63,19 +68,29 @@ def make_pipeline(
         )
     if normalize not in NORMALIZE:
         raise InputError(f"normalize is {normalize!r}, one of {', '.join(NORMALIZE)} is wanted")
-    if not isinstance(every_k, int) or every_k < 1:
-        raise InputError(f"every_k is {every_k!r}, a whole number of at least 1 is wanted")
-    if max_norm is not None and not max_norm > 0:
-        raise InputError(f"max_norm is {max_norm}, a positive number or None is wanted")
+    if max_norm is not None and not (isinstance(max_norm, numbers.Real) and max_norm > 0):
+        raise InputError(f"max_norm is {max_norm!r}, a positive number or None is wanted")
+    window = _window(every_k)
     optimizers.check_leafwise(optimizer)
     stages = tuple(
-        make_stage(model, i, rows, device, optimizer, max_norm=max_norm)
+        make_stage(model, i, rows, device, optimizer, max_norm=max_norm, remat=plan.remat)
         for i, (rows, device) in enumerate(zip(plan.stages, plan.devices, strict=True))
     )
     params = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     constants = Constants(jnp.result_type(*(leaf.dtype for leaf in params)))
     engine = Engine(model, stages, Programs(program_bound(plan)), constants)
-    return Pipeline(engine, plan, optimizer, normalize=normalize, every_k=every_k, donate=donate)
+    return Pipeline(engine, plan, optimizer, normalize=normalize, every_k=window, donate=donate)
+
+
+def _window(every_k: SupportsIndex) -> int:
+    """Batches of a window."""
+    try:
+        window = operator.index(every_k)
+    except TypeError:
+        window = 0
+    if window < 1:
+        raise InputError(f"every_k is {every_k!r}, a whole number of at least 1 is wanted")
+    return window
 
 
 def program_bound(plan: Plan) -> int:

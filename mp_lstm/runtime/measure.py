@@ -3,18 +3,26 @@
 Programs carry their stage and phase in their names, and every operation of an execution carries the execution's
 number, so the first start and last end of its operations are the task's interval. On emulated devices, which share
 their host's cores, a task is "busy" also while it waits for a core between two of its operations.
+
+A profile knows stages and phases, but neither steps nor units. A stage runs its tasks of one kind in the schedule's
+order, step after step, so counting tells which task an interval is (`timelines_of`): the fifth F of stage 0, where a
+step has four, is the first F of its second step. A measured step is then a `Timeline` like a predicted one.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from mp_lstm.errors import InputError
+from mp_lstm.planning.schedule import Schedule, Task
+from mp_lstm.planning.simulate import Timeline
 from mp_lstm.runtime.pipeline import Pipeline, Window
 from mp_lstm.runtime.state import State
 
@@ -48,13 +56,21 @@ class Measured(NamedTuple):
 
     Args:
       intervals: of all programs, in order of their start.
-      seconds: wall time of a step.
+      seconds: mean wall time of a step.
       busy: share of the time during which a device's tasks ran, by device index.
+      steps: what each step did, from the start of its first task. A step begins before the last U of the one before
+        has ended, so these are a little longer than `seconds`.
     """
 
     intervals: tuple[Interval, ...]
     seconds: float
     busy: dict[int, float]
+    steps: tuple[Timeline, ...]
+
+    @property
+    def median(self) -> Timeline:
+        """The step of median length; of an even number the shorter of the middle two."""
+        return sorted(self.steps, key=lambda step: step.makespan)[(len(self.steps) - 1) // 2]
 
 
 def trace(function: Callable[[], Any]) -> tuple[Interval, ...]:
@@ -90,6 +106,61 @@ def intervals_of(data: Any) -> tuple[Interval, ...]:
     return tuple(sorted(found, key=lambda interval: interval.start))
 
 
+def timelines_of(intervals: Iterable[Interval], schedules: Sequence[Schedule]) -> tuple[Timeline, ...]:
+    """Pairs what ran with the tasks of the steps that ran.
+
+    Args:
+      intervals: of all programs, in order of their start.
+      schedules: of each step, in order.
+
+    Returns:
+      For each step the start and end of its tasks, in seconds since the first of them began, and what that makes its
+      devices' busy and idle time.
+
+    Raises:
+      InputError: the profile has more or fewer intervals of a stage and kind than the steps have tasks.
+
+    Example:
+      >>> from mp_lstm.planning import serial
+      >>> phases = ("forward", "backward", "weight_gradient", "update")
+      >>> ran = [Interval(0, phase, start, start + 1.0) for phase, start in zip(phases, (5.0, 6.0, 7.0, 12.0))]
+      >>> (step,) = timelines_of(ran, [serial((0,), (1,))])
+      >>> step.makespan, step.busy, step.idle
+      (8.0, {0: 4.0}, {0: 0.5})
+    """
+    ran: dict[tuple[str, int], list[Interval]] = {}
+    for interval in intervals:
+        if interval.kind:
+            ran.setdefault((interval.kind, interval.stage), []).append(interval)
+    _check_complete(ran, schedules)
+    nth = {key: iter(found) for key, found in ran.items()}
+    return tuple(
+        _timeline(schedule, {task: next(nth[task.kind, task.stage]) for task in schedule.tasks})
+        for schedule in schedules
+    )
+
+
+def _check_complete(ran: Mapping[tuple[str, int], list[Interval]], schedules: Sequence[Schedule]) -> None:
+    wanted = Counter((task.kind, task.stage) for schedule in schedules for task in schedule.tasks)
+    for kind, stage in sorted({*wanted, *ran}):
+        found = len(ran.get((kind, stage), ()))
+        if found != wanted[kind, stage]:
+            raise InputError(
+                f"the profile has {found} {kind} of stage {stage}, the steps measured have {wanted[kind, stage]}: "
+                "measure fewer steps at once, a profile holds only so many events, and run nothing else beside them"
+            )
+
+
+def _timeline(schedule: Schedule, ran: Mapping[Task, Interval]) -> Timeline:
+    began = min(interval.start for interval in ran.values())
+    start = {task: interval.start - began for task, interval in ran.items()}
+    end = {task: interval.end - began for task, interval in ran.items()}
+    makespan = max(end.values())
+    busy = {device: _union([ran[task] for task in tasks]) for device, tasks in schedule.by_device().items()}
+    idle = {device: 1.0 - worked / makespan for device, worked in busy.items()}
+    return Timeline(start, end, makespan, busy, idle)
+
+
 def measure_steps(pipe: Pipeline, state: State, windows: Iterable[Window]) -> tuple[State, Measured]:
     """Runs steps under the profiler.
 
@@ -100,6 +171,9 @@ def measure_steps(pipe: Pipeline, state: State, windows: Iterable[Window]) -> tu
 
     Returns:
       The state after the steps, and what they did.
+
+    Raises:
+      InputError: the profile is incomplete; see `timelines_of`.
     """
     windows = [pipe.place(window) for window in windows]
     jax.block_until_ready(state)
@@ -117,7 +191,8 @@ def measure_steps(pipe: Pipeline, state: State, windows: Iterable[Window]) -> tu
         device: _union([task for task in tasks if pipe.plan.device_indices[task.stage] == device]) / span
         for device in sorted(set(pipe.plan.device_indices))
     }
-    return state, Measured(intervals, span / len(windows), busy)
+    steps = timelines_of(intervals, [pipe.plan.schedule(window.lengths) for window in windows])
+    return state, Measured(intervals, span / len(windows), busy, steps)
 
 
 def _union(intervals: list[Interval]) -> float:

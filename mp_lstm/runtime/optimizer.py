@@ -19,6 +19,9 @@ from mp_lstm.layers.base import Params
 
 OptimizerState = Any
 
+SCALES = (1e-4, 10.0, 1e4, 1e8)
+"""Sizes of gradients that the probe tries: clipping shows only beyond its threshold."""
+
 
 def check_leafwise(optimizer: optax.GradientTransformation) -> None:
     """Raises InputError for a transformation that treats two leaves together otherwise than apart.
@@ -27,30 +30,43 @@ def check_leafwise(optimizer: optax.GradientTransformation) -> None:
       >>> import optax
       >>> check_leafwise(optax.adam(1e-3))
     """
-    together = _probe(optimizer, ("a", "b"))
-    for leaf in ("a", "b"):
-        apart = _probe(optimizer, (leaf,))
-        if not np.allclose(together[leaf], apart[leaf], rtol=1e-5, atol=1e-9, equal_nan=True):
-            raise InputError(
-                "the optimizer mixes the leaves of its tree (as optax.clip_by_global_norm does), so it would act on "
-                "each stage alone: leave that part out, and for clipping by the global norm pass max_norm=... to "
-                "make_pipeline"
-            )
+    if not all(callable(getattr(optimizer, part, None)) for part in ("init", "update")):
+        raise InputError(
+            f"the optimizer is {optimizer!r}, an optax transformation is wanted: pass e.g. optax.adam(1e-3)"
+        )
+    for scale in SCALES:
+        together = _probe(optimizer, ("a", "b"), scale)
+        for leaf in ("a", "b"):
+            apart = _probe(optimizer, (leaf,), scale)
+            if not np.allclose(together[leaf], apart[leaf], rtol=1e-5, atol=0.0, equal_nan=True):
+                raise InputError(
+                    "the optimizer mixes the leaves of its tree (as optax.clip_by_global_norm does), so it would act "
+                    "on each stage alone: leave that part out, and for clipping by the global norm pass max_norm=... "
+                    "to make_pipeline"
+                )
 
 
-def _probe(optimizer: optax.GradientTransformation, leaves: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Parameters after three updates of a small tree."""
+def _probe(optimizer: optax.GradientTransformation, leaves: tuple[str, ...], scale: float) -> dict[str, np.ndarray]:
+    """Three updates of a small tree, one after another."""
     shapes = {"a": (2, 3), "b": (4, 2)}
     params: Any = {leaf: jnp.asarray(_numbers(shapes[leaf], leaf, 0)) for leaf in leaves}
-    state = optimizer.init(params)
-    for step in range(1, 4):
-        gradients = {leaf: jnp.asarray(_numbers(shapes[leaf], leaf, step) * 10.0) for leaf in leaves}
-        try:
+    found = []
+    try:
+        state = optimizer.init(params)
+        for step in range(1, 4):
+            gradients = {leaf: jnp.asarray(_numbers(shapes[leaf], leaf, step) * np.float32(scale)) for leaf in leaves}
             updates, state = optimizer.update(gradients, state, params)
-        except TypeError as error:
+            params = optax.apply_updates(params, updates)
+            found.append(updates)
+    except (TypeError, ValueError) as error:
+        if "missing" in str(error):
             raise InputError(f"the optimizer needs more than gradients, state and parameters: {error}") from error
-        params = optax.apply_updates(params, updates)
-    return {leaf: np.asarray(params[leaf]) for leaf in leaves}
+        reason, *_ = str(error).split("\n")
+        raise InputError(
+            f"the optimizer cannot update a tree of two small leaves ({reason}): pass one that takes any tree, what it "
+            "needs to know of the tree (a mask, labels) as a function of it"
+        ) from error
+    return {leaf: np.array([updates[leaf] for updates in found]) for leaf in leaves}
 
 
 def _numbers(shape: tuple[int, ...], leaf: str, step: int) -> np.ndarray:
@@ -80,8 +96,10 @@ def normalized(gradients: Params, denominator: Array) -> list[Params]:
 def norm_and_loss(
     squares: tuple[Array, ...], denominator: Array, total: Array, weight: Array
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Global norm of the normalised gradient, and mean loss."""
-    return jnp.sqrt(sum(squares[1:], squares[0])) / denominator, total / weight
+    """Global norm of the normalised gradient, and mean loss; no norm where the loss is not finite, so no update."""
+    loss = total / weight
+    norm = jnp.sqrt(sum(squares[1:], squares[0])) / denominator
+    return jnp.where(jnp.isfinite(loss), norm, jnp.nan), loss
 
 
 def update(
@@ -107,7 +125,7 @@ def update(
       max_norm: gradients are scaled so that `norm` is at most this; None: not at all.
 
     Returns:
-      New params and state; the old ones where the norm is not finite.
+      New params and state; the old ones where the norm is not finite (nor, as `norm_and_loss` has it, the loss).
     """
     scale = 1.0 / denominator
     if max_norm is not None:

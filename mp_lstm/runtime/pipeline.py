@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Key
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
 from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.checks import checked
 from mp_lstm.layers.model import ties_from_below
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import optimizer as optimizers
@@ -33,7 +34,7 @@ from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.placement import Tree, put, structs, transfer
 from mp_lstm.runtime.stages import Gradients, Stage, Unit
-from mp_lstm.runtime.state import Metrics, StageState, State
+from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
 from mp_lstm.runtime.walk import Walk
 
@@ -69,23 +70,29 @@ class Pipeline:
         self._donate = donate
 
     def init(self, key: Key[Array, ""]) -> State:
-        """Draws parameters, each stage's on its own devices: the same as `model.init(key)`."""
+        """Draws parameters, each stage's on its own devices: the same as `model.init(key)`.
+
+        Raises:
+          InputError: the key is none that `jax.random.key` made.
+        """
+        check_key(key)
         own = tuple(
             jax.jit(stage.init, out_shardings=stage.sharding)(put(key, stage.sharding)) for stage in self.stages
         )
         return self._state(own, key)
 
     def load(self, params: Params, *, key: Key[Array, ""] | None = None) -> State:
-        """A fresh state with the given parameters.
+        """A fresh state with the given parameters, in the model's types.
 
         Args:
           params: of the whole model, one entry a row, as `params` and `model.init` return them.
           key: training's key; `jax.random.key(0)` by default.
 
         Raises:
-          InputError: the parameters are those of another model.
+          InputError: the parameters are those of another model; the key is none that `jax.random.key` made.
         """
-        wanted = jax.eval_shape(self.model.init, jax.random.key(0))
+        wanted, key = self._shapes, jax.random.key(0) if key is None else key
+        check_key(key)
         if jax.tree.structure(wanted) != jax.tree.structure(params):
             got = jax.tree.structure(params)
             raise InputError(f"the parameters' structure is {got}, the model's is {jax.tree.structure(wanted)}")
@@ -95,14 +102,13 @@ class Pipeline:
                 raise InputError(
                     f"{name}: {jax.tree_util.keystr(path[1:])} has shape {np.shape(got)}, {want.shape} is wanted"
                 )
-        own = tuple(
-            put(jax.tree.map(np.array, tuple(params[row] for row in stage.rows)), stage.sharding)
-            for stage in self.stages
-        )
-        return self._state(own, jax.random.key(0) if key is None else key)
+        copies = jax.tree.map(lambda want, got: np.array(got, want.dtype), wanted, params)
+        own = tuple(put(copies[stage.rows.start : stage.rows.stop], stage.sharding) for stage in self.stages)
+        return self._state(own, key)
 
     def params(self, state: State) -> Params:
         """Parameters of the whole model as host arrays, one entry a row; waits for the devices."""
+        self._check(state)
         rows = tuple(row for stage in state.stages for row in stage.own)
         return jax.tree.map(lambda leaf: np.array(leaf), rows)
 
@@ -110,16 +116,13 @@ class Pipeline:
         """Cuts a batch, or the batches of one update, and sends each part to the devices that need it.
 
         Raises:
-          InputError: shapes that do not agree, or that the plan has no room for.
+          InputError: shapes or types that do not agree, or that the plan has no room for; lengths, weights or ids that
+            are out of range.
         """
         if isinstance(window, PlacedWindow):
             return window
-        batches = [window] if isinstance(window, Batch) else list(window)
-        if not batches:
-            raise InputError("the window has no batch, at least one is wanted")
-        return place_window(
-            self.plan, self.stages, batches, normalize=self._normalize, dtype=self._engine.constants.dtype
-        )
+        options = {"normalize": self._normalize, "dtype": self._engine.constants.dtype}
+        return place_window(self.model, self.plan, self.stages, _batches(window), **options)
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[PlacedWindow]:
         """Windows of `every_k` batches, each placed while the devices still work on the one before.
@@ -141,8 +144,10 @@ class Pipeline:
           The new state and the window's metrics.
 
         Raises:
-          InputError: a bare batch where `every_k` batches make a window; shapes the plan has no room for.
+          InputError: a bare batch where `every_k` batches make a window; a state that is used up or another pipeline's;
+            what `place` refuses.
         """
+        self._check(state)
         if isinstance(window, Batch) and self.every_k > 1:
             raise InputError(
                 f"every_k is {self.every_k} and step got a bare batch: iterate over pipe.prefetch(batches), or pass "
@@ -157,6 +162,7 @@ class Pipeline:
 
     def value_and_grad(self, state: State, window: Window) -> tuple[Float[Array, ""], Params]:
         """The loss of a window and its gradient, normalised as in a step: one entry a row, on its stage's device."""
+        self._check(state)
         window = self.place(window)
         walk = self._walk(state.stages, window, state.key, state.batches, state.carry)
         rows: list[Params] = []
@@ -178,6 +184,8 @@ class Pipeline:
           carry: what the metrics of the batch before held, where state is carried.
           compile_only: compile the programs and return no metrics' values.
         """
+        if not compile_only:
+            self._check(state)
         window = self.place(window)
         walk = self._begin(state.stages, window, state.key, state.batches, carry, compile_only)
         walk.run_forward(self.plan.schedule(window.lengths))
@@ -196,7 +204,12 @@ class Pipeline:
 
         Returns:
           The model's predictions (logits [T, B, V]) on the last stage's device, and the carry.
+
+        Raises:
+          InputError: what `step` refuses of a state, or of a batch's inputs.
         """
+        self._check(state)
+        inputs = checked(self.model.rows, Batch(inputs), targets=False).inputs
         rows = jax.tree.leaves(inputs)[0].shape[1]
         shape = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(inputs))
         constants, after = self._engine.constants, []
@@ -230,17 +243,25 @@ class Pipeline:
           >>> pipe.verify(pipe.init(jax.random.key(0)), batch).passed
           True
         """
-        batches = [window] if isinstance(window, Batch) else list(window)
+        params, batches = self.params(state), [checked(self.model.rows, batch) for batch in _batches(window)]
         return certify(
             self.model,
-            self.params(state),
+            params,
             batches,
-            self.value_and_grad(state, batches),
+            lambda: self.value_and_grad(state, batches),
             stages=[stage.number for stage in self.stages for _ in stage.rows],
             key=state.key,
             counter=state.batches,
             carry=self._host_carry(state),
         )
+
+    @functools.cached_property
+    def _shapes(self) -> Params:
+        """Structs of the model's parameters, one entry a row."""
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    def _check(self, state: State) -> None:
+        check_state(state, self.stages, self._shapes)
 
     def _host_carry(self, state: State) -> Tree:
         """The carried state of all rows, as host arrays."""
@@ -394,6 +415,14 @@ def _gradients(walk: Walk, stage: Stage) -> Gradients:
     gradients = walk.gradients[stage.number]
     assert gradients is not None, "a validated schedule has a W for every stage"
     return gradients
+
+
+def _batches(window: Any) -> list[Batch]:
+    """The batches of a window, at least one, or whatever was given instead."""
+    batches = list(window) if isinstance(window, Sequence | Iterator) and not isinstance(window, Batch) else [window]
+    if not batches:
+        raise InputError("the window has no batch, at least one is wanted")
+    return batches
 
 
 def _copied(params: Params) -> Params:

@@ -11,12 +11,18 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from mp_lstm.errors import InputError
+
 Device = Any
 Tree = Any
 
 
 def stage_sharding(device: Device) -> NamedSharding:
     """The sharding of a stage's arrays: whole, on the stage's mesh."""
+    if not isinstance(device, jax.Device):
+        raise InputError(
+            f"a stage's device is {device!r}, one of JAX's is wanted: pass devices=jax.devices() to make_plan"
+        )
     mesh = Mesh(np.array([device]), ("data",), axis_types=(AxisType.Auto,))
     return NamedSharding(mesh, PartitionSpec())
 

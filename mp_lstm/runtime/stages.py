@@ -27,7 +27,6 @@ from mp_lstm.layers.base import (
     Context,
     Layer,
     Params,
-    chain,
     dropout_key,
     join_time,
     merge_tape,
@@ -35,6 +34,7 @@ from mp_lstm.layers.base import (
     steps_mask,
 )
 from mp_lstm.layers.model import Model, lend, reset_rows, settle
+from mp_lstm.layers.remat import chain_with
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.placement import Tree, stage_sharding
 
@@ -107,9 +107,10 @@ def make_stage(
     optimizer: optax.GradientTransformation,
     *,
     max_norm: float | None,
+    remat: str = "none",
 ) -> Stage:
     """Builds stage `index` from consecutive rows of a model, on one device."""
-    layer = chain(model.rows[rows.start : rows.stop], first=rows.start)
+    layer = chain_with(remat, model.rows[rows.start : rows.stop], first=rows.start)
     is_last = rows.stop == len(model.rows)
 
     def time_of(x: Tree) -> int:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Key
 
+from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
 from mp_lstm.runtime.placement import Tree
+from mp_lstm.runtime.stages import Stage
 
 
 class StageState(NamedTuple):
@@ -39,6 +44,42 @@ class State:
     step: int = 0
     batches: int = 0
     rate: float = 1.0
+
+
+def check_state(state: Any, stages: Sequence[Stage], params: Params) -> None:
+    """Raises InputError for a state that is used up, or that is another pipeline's. It waits for no device.
+
+    Args:
+      state: as it was given.
+      stages: of the pipeline.
+      params: structs of the model's parameters, one entry a row.
+    """
+    if not isinstance(state, State):
+        raise InputError(f"got a {type(state).__name__} for a state: pass what pipe.init, load or step returned")
+    remedy = "pass one of this pipeline, which pipe.load(params, key=state.key) makes of any parameters"
+    if len(state.stages) != len(stages):
+        raise InputError(f"the state has {len(state.stages)} stages, the pipeline has {len(stages)}: {remedy}")
+    for stage, held in zip(stages, state.stages, strict=True):
+        wanted = params[stage.rows.start : stage.rows.stop]
+        leaves, structs = jax.tree.leaves(held.own), jax.tree.leaves(wanted)
+        if [leaf.shape for leaf in leaves] != [struct.shape for struct in structs]:
+            raise InputError(f"the state has parameters of another model in stage {stage.number}: {remedy}")
+        for leaf in leaves[:1]:  # a stage's are donated and placed together
+            if leaf.is_deleted():
+                raise InputError(
+                    "the state is used up, a step took its memory: go on with the state that step returned, or make "
+                    "the pipeline with donate=False"
+                )
+            if leaf.sharding.device_set != stage.sharding.device_set:
+                got, there = (sorted(map(str, s.device_set)) for s in (leaf.sharding, stage.sharding))
+                raise InputError(f"the state has stage {stage.number} on {got}, the pipeline on {there}: {remedy}")
+
+
+def check_key(key: Any) -> None:
+    """Raises InputError for what is no typed key."""
+    if not isinstance(key, jax.Array) or key.shape != () or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        got = f"{key.dtype} {list(key.shape)}" if isinstance(key, jax.Array) else repr(key)
+        raise InputError(f"the key is {got}, a typed one is wanted: pass jax.random.key(seed)")
 
 
 class Metrics(NamedTuple):

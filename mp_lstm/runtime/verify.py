@@ -11,6 +11,7 @@ A wrong backward spoils the pipeline's gradients of every row below it; the seco
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Key
 
+from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, Layer, Params, State, child_context
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.model import Model, loss
@@ -67,6 +69,8 @@ class Certificate(NamedTuple):
             verdict = f"passed: largest relative error {self.worst:.1e}, {self.tolerance:.0e} allowed"
         elif self.wrong:
             verdict = f"failed: the backward of {', '.join(self.wrong)} is not the derivative of its forward"
+        else:
+            verdict += "; every row's own backward is right: does a layer that looks across chunks say chunkable=False?"
         return "\n".join([*lines, verdict])
 
 
@@ -137,10 +141,20 @@ def _rows(model: Model, params: Params, x: Any, states: State, ctx: Context) -> 
         dx, dbefore, tape = row.backward(params[i], saved[i], dy, dstate, child_context(ctx, i))
         dparams = row.weight_gradient(params[i], tape, child_context(ctx, i))
         dy = wanted[1]
+        _check_alike(f"{row.name}: its weight_gradient", dparams, wanted[0])
+        _check_alike(f"{row.name}: its backward's dstate", dbefore, wanted[2])
         errors.append(_error((dparams, dbefore), (wanted[0], wanted[2])))
         if dx is not None:
+            _check_alike(f"{row.name}: its backward's dx", dx, dy)
             errors[-1] = jnp.maximum(errors[-1], _error(dx, dy))
     return errors[::-1]
+
+
+def _check_alike(what: str, got: Any, wanted: Any) -> None:
+    """Raises InputError for a gradient of another shape than what it is the gradient of."""
+    shapes, right = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (got, wanted))
+    if shapes != right:
+        raise InputError(f"{what} has arrays of shapes {shapes}, {right} are wanted: the shapes of what it is of")
 
 
 def _error(got: Any, wanted: Any) -> jax.Array:
@@ -156,7 +170,7 @@ def certify(
     model: Model,
     params: Params,
     batches: list[Batch],
-    got: tuple[Any, Params],
+    pipeline: Callable[[], tuple[Any, Params]],
     *,
     stages: list[int],
     key: Key[jax.Array, ""],
@@ -169,13 +183,15 @@ def certify(
       model: the model.
       params: its parameters, host arrays.
       batches: the window.
-      got: loss and gradient by the pipeline.
+      pipeline: () -> loss and gradient by the pipeline. Called last: there, a gradient of a wrong shape is an error
+        that names no row.
       stages: stage of each row.
       key, counter, carry: training's key, the number of the first batch, the state carried into it.
     """
     params = jax.tree.map(jnp.asarray, params)
     wanted = reference(model, params, batches, key=key, counter=counter, carry=carry)
     own = layer_errors(model, params, batches[0], key=key, counter=counter)
+    got = pipeline()
     rows = tuple(
         RowErrors(row.name, stages[i], relative_error(got[1][i], wanted[1][i]), own[i])
         for i, row in enumerate(model.rows)

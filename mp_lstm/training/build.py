@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -40,8 +41,8 @@ from mp_lstm.data import (
 from mp_lstm.errors import InputError
 from mp_lstm.layers.language_model import language_model
 from mp_lstm.layers.model import Model
-from mp_lstm.planning.costs import Rates
-from mp_lstm.planning.plan import Plan, make_plan, predict
+from mp_lstm.planning import Calibration, CostModel, Plan, default_calibration, make_plan, predict
+from mp_lstm.runtime.costs import measure_costs
 from mp_lstm.runtime.make import make_pipeline
 from mp_lstm.runtime.pipeline import Pipeline
 from mp_lstm.training.config import Config
@@ -71,6 +72,7 @@ class Setup(NamedTuple):
       pipe: the pipeline; no state yet.
       learning_rate: of the update with this number (from 0), before the state's rate factor. Plain numbers: looking
         one up touches no device.
+      costs: what the plan was chosen by.
     """
 
     config: Config
@@ -80,15 +82,26 @@ class Setup(NamedTuple):
     plan: Plan
     pipe: Pipeline
     learning_rate: Callable[[int], float]
+    costs: CostModel
 
 
-def make_setup(config: Config, corpus: Corpus, devices: Sequence[Any]) -> Setup:
+class Planned(NamedTuple):
+    """What a plan is made for and by: a `Setup` without its pipeline, so that its devices need not be there."""
+
+    sources: Sources
+    model: Model
+    plan: Plan
+    costs: CostModel
+
+
+def make_setup(config: Config, corpus: Corpus, devices: Sequence[Any], *, cache: Path | None = None) -> Setup:
     """Assembles a run.
 
     Args:
       config: a validated configuration.
       corpus: as `read_corpus` gives it.
       devices: those that may be used, in order.
+      cache: folder of measured costs; None: none is kept.
 
     Returns:
       The setup.
@@ -103,13 +116,72 @@ def make_setup(config: Config, corpus: Corpus, devices: Sequence[Any]) -> Setup:
       >>> make_setup(config, read_corpus(config), jax.devices()[:2]).plan.partition
       (4, 2)
     """
+    if is_description(config):
+        raise InputError(
+            f"[pipeline] costs is {config.pipeline.costs!r}, which describes a machine that is not here: use it with "
+            "`mp-lstm plan`, or pass 'nominal' or 'measured'"
+        )
+    sources, model, plan, costs = make_planned(config, corpus, devices, cache=cache)
+    schedule = make_schedule(config, updates_per_epoch(config, sources.train))
+    pipe = make_pipe(config, model, plan, schedule)
+    return Setup(config, corpus, sources, model, plan, pipe, _looked_up(schedule), costs)
+
+
+def make_planned(config: Config, corpus: Corpus, devices: Sequence[Any], *, cache: Path | None = None) -> Planned:
+    """Plans a run on devices, or on those that `pipeline.costs` describes.
+
+    Args:
+      config: a validated configuration.
+      corpus: as `read_corpus` gives it.
+      devices: those that may be used, in order; not looked at where others are described.
+      cache: folder of measured costs; None: none is kept.
+
+    Returns:
+      The plan with what it was made for and by.
+
+    Raises:
+      InputError: the configuration does not fit the corpus, the model or the devices, or a description is unusable.
+
+    Example:
+      >>> from mp_lstm.training.config import load
+      >>> config = load(overrides=["--data.buckets", "300"])
+      >>> make_planned(config, read_corpus(config), ["cpu:0", "cpu:1"]).costs.label
+      'predicted for devices of one CPU core each'
+    """
     model = make_model(config, len(corpus.vocabulary))
     sources = make_sources(config, corpus)
     lengths = sorted({length for source in sources for length in source.buckets})
-    plan = plan_for(config, model, lengths, devices)
-    schedule = make_schedule(config, updates_per_epoch(config, sources.train))
-    pipe = make_pipe(config, model, plan, schedule)
-    return Setup(config, corpus, sources, model, plan, pipe, _looked_up(schedule))
+    if is_description(config):
+        calibration = Calibration.load(config.pipeline.costs)
+        devices, costs = calibration.devices, calibration.costs(model)
+    elif config.pipeline.costs == "measured":
+        costs = _measured(config, model, lengths, devices, cache)
+    else:
+        costs = None
+    plan = plan_for(config, model, lengths, devices, costs=costs, weights=_shares(sources.train, lengths))
+    return Planned(sources, model, plan, costs or default_calibration().costs(model))
+
+
+def is_description(config: Config) -> bool:
+    """Whether `pipeline.costs` names a file."""
+    return config.pipeline.costs.endswith(".toml")
+
+
+def _measured(
+    config: Config, model: Model, lengths: Sequence[int], devices: Sequence[Any], cache: Path | None
+) -> CostModel:
+    """Times the model's layers on the devices, where this has not been done before."""
+    optimizer = make_optimizer(config, config.optimizer.learning_rate)
+    slices = config.pipeline.microbatches
+    rows = config.data.batch_size
+    counts = tuple(m for m in (1, 2) if m <= rows) if slices == "auto" else (slices,)
+    return measure_costs(model, rows, lengths, devices, microbatches=counts, optimizer=optimizer, cache_dir=cache)
+
+
+def _shares(source: BatchSource, lengths: Sequence[int]) -> dict[int, float]:
+    """How often each bucket occurs in training; those that only validation or testing needs do not count."""
+    counts = source.counts()
+    return {length: float(counts.get(length, 0)) for length in lengths}
 
 
 def resolved(setup: Setup) -> Config:
@@ -195,8 +267,12 @@ def make_sources(config: Config, corpus: Corpus) -> Sources:
         make = functools.partial(
             SentenceBatches, buckets=buckets, batch_size=data.batch_size, policy=data.long_sentences
         )
-        train, valid, test = splits
-        return Sources(make(train, seed=config.train.seed), make(valid, shuffle=False), make(test, shuffle=False))
+        orders: list[dict[str, Any]] = [{"seed": config.train.seed}, {"shuffle": False}, {"shuffle": False}]
+        sources = []
+        for name, split, order in zip(Sources._fields, splits, orders, strict=True):
+            with named(f"{name} text"):
+                sources.append(make(split, **order))
+        return Sources(*sources)
 
 
 def _auto_buckets(config: Config, corpus: Corpus) -> tuple[int, ...]:
@@ -212,7 +288,7 @@ def _bucket_prices(config: Config, vocab_size: int, histogram: Histogram) -> dic
     rows, typical = config.data.batch_size, -(-histogram.tokens // histogram.sentences)
     model = make_model(config, vocab_size)
     plan = make_plan(model, batch_size=rows, lengths=(typical,), devices=("any",))
-    seconds = predict(plan, model, Rates(), typical).makespan / (rows * typical)
+    seconds = predict(plan, model, default_calibration().costs(model), typical).makespan / (rows * typical)
     stages = config.pipeline.stages if isinstance(config.pipeline.stages, int) else config.train.emulate_devices or 1
     return {
         "batch_size": rows,
@@ -222,15 +298,13 @@ def _bucket_prices(config: Config, vocab_size: int, histogram: Histogram) -> dic
     }
 
 
-def bill_of(setup: Setup) -> BucketBill | None:
+def bill_of(config: Config, corpus: Corpus, sources: Sources) -> BucketBill | None:
     """What the buckets of training cost and save, predicted; None where text is not cut into sentences."""
-    source = setup.sources.train
+    source = sources.train
     if not isinstance(source, SentenceBatches) or source.dropped.sentences or source.policy == "split":
         return None
     histogram = source.histogram
-    return bucket_bill(
-        histogram, source.buckets, **_bucket_prices(setup.config, len(setup.corpus.vocabulary), histogram)
-    )
+    return bucket_bill(histogram, source.buckets, **_bucket_prices(config, len(corpus.vocabulary), histogram))
 
 
 def make_model(config: Config, vocab_size: int) -> Model:
@@ -259,8 +333,16 @@ def make_model(config: Config, vocab_size: int) -> Model:
         )
 
 
-def plan_for(config: Config, model: Model, lengths: Sequence[int], devices: Sequence[Any]) -> Plan:
-    """Plans a model on devices.
+def plan_for(
+    config: Config,
+    model: Model,
+    lengths: Sequence[int],
+    devices: Sequence[Any],
+    *,
+    costs: CostModel | None = None,
+    weights: Mapping[int, float] | None = None,
+) -> Plan:
+    """Plans a model on devices, by costs (None: nominal ones) and by how often each length occurs.
 
     Raises:
       InputError: a partition, number of stages, chunk or number of micro-batches that cannot be.
@@ -289,6 +371,9 @@ def plan_for(config: Config, model: Model, lengths: Sequence[int], devices: Sequ
             schedule=_chosen(pipeline.schedule),
             chunk=_chosen(pipeline.chunk),
             microbatches=_chosen(pipeline.microbatches),
+            remat=pipeline.remat,
+            costs=costs,
+            weights=weights,
         )
 
 

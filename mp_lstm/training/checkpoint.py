@@ -2,7 +2,8 @@
 
     run_dir/checkpoints/<step>/
       state   arrays of parameters, optimiser states and carried state, named by placement row
-      about   JSON: the rows and their shapes; step, batches, rate, key; and the run's own notes (`Notes`)
+      about   JSON: the rows and their shapes; step, batches, rate, key; the run's own notes (`Notes`); and the sizes of
+              the files of `state`, by which a damaged checkpoint is known before it is read
 
 Arrays belong to rows, not to stages, so a checkpoint moves to any partition and any devices: each array goes straight
 from its stage's device to the file, and from the file to the device of the stage that owns its row now. What stages
@@ -10,6 +11,9 @@ lend each other is not kept, it is copied anew.
 
 A checkpoint is written beside the others under another name and renamed when it is whole, so a run killed at any moment
 leaves those before it as they were. The last two are kept, and the one with the best validation.
+
+Which one that is stands in the notes of the last checkpoint, and nowhere else. A run may validate a step that it has
+saved before; saving it again replaces its notes, so they always tell of the best validation there was.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,11 +35,15 @@ import orbax.checkpoint as ocp
 from mp_lstm.errors import InputError
 from mp_lstm.runtime import Pipeline, State
 from mp_lstm.runtime.placement import Tree, structs
+from mp_lstm.training.files import replace_text, writing
 from mp_lstm.training.notes import Notes, notes_from_json
 
 FOLDER = "checkpoints"
 KEPT = 2
 FORMAT = 1
+ABOUT = "about/metadata"  # where orbax keeps the part `about`
+# What reading a damaged checkpoint raises: files that are missing, cut or garbled, names that are not there.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 RunDir = str | os.PathLike[str]
 
@@ -49,12 +58,18 @@ class Restored(NamedTuple):
 def steps(run_dir: RunDir) -> list[int]:
     """The steps of the checkpoints of a run, in order; unfinished ones do not count.
 
+    Raises:
+      InputError: something that is no directory stands in their place.
+
     Example:
       >>> steps("no such directory")
       []
     """
-    if not _folder(run_dir).is_dir():
+    folder = _folder(run_dir)
+    if not folder.exists():
         return []
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, wanted the directory of the checkpoints: move it away")
     with _manager(run_dir) as manager:
         return sorted(manager.all_steps())
 
@@ -71,28 +86,33 @@ def latest(run_dir: RunDir) -> int | None:
 
 
 def best(run_dir: RunDir) -> int | None:
-    """The step of the checkpoint with the best validation; the last one's where nothing was validated.
+    """The step of the checkpoint with the best validation; the last one's where there is none.
+
+    Raises:
+      InputError: the last checkpoint, which tells, is damaged.
 
     Example:
       >>> best("no such directory") is None
       True
     """
-    last = latest(run_dir)
-    if last is None:
+    found = steps(run_dir)
+    if not found:
         return None
-    with _manager(run_dir) as manager:
-        found = notes_from_json(_about(manager, last)["notes"]).best
-        return found.step if found and found.step in manager.all_steps() else last
+    notes = _notes(_about(run_dir, found[-1]), found)
+    return notes.best.step if notes.best else found[-1]
 
 
 def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
-    """Saves a state; waits for the devices. Does nothing where the step has been saved already.
+    """Saves a state; waits for the devices. A step that has been saved before keeps its arrays and gets the new notes.
 
     Args:
       run_dir: of the run.
       pipe: of the state.
       state: left as it is.
       notes: the loop's.
+
+    Raises:
+      InputError: the directory cannot be written to.
     """
     about = {
         "format": FORMAT,
@@ -105,10 +125,12 @@ def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
         "carries": state.carry is not None,
         "notes": notes._asdict(),
     }
-    with _manager(run_dir, write=True) as manager:
+    with _writing(run_dir), _manager(run_dir, write=True) as manager:
         if state.step not in manager.all_steps():
             parts = ocp.args.Composite(state=ocp.args.StandardSave(_tree(state)), about=ocp.args.JsonSave(about))
             manager.save(state.step, args=parts, force=True)
+        about["files"] = _sizes(_path(run_dir, state.step))
+        replace_text(_path(run_dir, state.step) / ABOUT, json.dumps(about))
         _prune(manager, notes)
 
 
@@ -124,18 +146,22 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
       The state and the notes.
 
     Raises:
-      InputError: there is no such checkpoint, or it is of another model or optimizer.
+      InputError: there is no such checkpoint, it is damaged, or of another model or optimizer.
     """
     found = steps(run_dir)
     if not found or step not in (None, *found):
         what = f"no checkpoint of step {step}, only of {found}" if found else "no checkpoint"
         raise InputError(f"{_folder(run_dir)} has {what}: train first, or pass the directory of another run")
     step = found[-1] if step is None else step
-    with _manager(run_dir) as manager:
-        about = _about(manager, step)
-        _check(pipe, about, _folder(run_dir) / str(step))
-        wanted = _abstract_state(pipe, carries=about["carries"])
-        arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(_tree(wanted))))["state"]
+    about = _about(run_dir, step)
+    _check(pipe, about, _path(run_dir, step))
+    wanted = _abstract_state(pipe, carries=about["carries"])
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(_tree(wanted)))
+    try:
+        with _manager(run_dir) as manager:
+            arrays = manager.restore(step, args=args)["state"]
+    except _DAMAGE as error:  # of a kind that leaves the sizes as they were
+        raise _damaged(run_dir, step, error) from error
     rows = _rows(wanted)
     key = jax.random.wrap_key_data(jnp.asarray(about["key"], jnp.uint32), impl=about["key_impl"])
     state = pipe.restore(
@@ -147,7 +173,7 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
         batches=about["batches"],
         rate=about["rate"],
     )
-    return Restored(state, notes_from_json(about["notes"]))
+    return Restored(state, _notes(about, found))
 
 
 def _folder(run_dir: RunDir) -> Path:
@@ -167,6 +193,18 @@ def _manager(run_dir: RunDir, *, write: bool = False) -> Iterator[ocp.Checkpoint
         manager.close()
 
 
+@contextlib.contextmanager
+def _writing(run_dir: RunDir) -> Iterator[None]:
+    """As `writing`, for arrays too: orbax has them written by a library whose errors are no `OSError`s."""
+    with writing(_folder(run_dir)):
+        try:
+            yield
+        except ValueError as error:
+            if "Error writing" not in str(error):
+                raise
+            raise OSError(str(error)[:200]) from error
+
+
 def _prune(manager: ocp.CheckpointManager, notes: Notes) -> None:
     """Deletes all checkpoints but the last ones and the best."""
     found = sorted(manager.all_steps())
@@ -176,8 +214,59 @@ def _prune(manager: ocp.CheckpointManager, notes: Notes) -> None:
             manager.delete(step)
 
 
-def _about(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-    return manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+def _path(run_dir: RunDir, step: int) -> Path:
+    return _folder(run_dir) / str(step)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Bytes of each file that holds arrays of a checkpoint."""
+    files = sorted(file for file in (path / "state").rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): file.stat().st_size for file in files}
+
+
+def _about(run_dir: RunDir, step: int) -> dict[str, Any]:
+    """What a checkpoint tells of itself, if it is whole."""
+    path = _path(run_dir, step)
+    try:
+        about = _whole(path)
+        found = about["format"]
+    except _DAMAGE as error:
+        raise _damaged(run_dir, step, error) from error
+    if found != FORMAT:
+        raise InputError(f"{path} has format {found}, this version reads {FORMAT}: use the version it is of")
+    return about
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """The part `about` of a checkpoint; fails where a file of it or of the arrays is damaged."""
+    about = json.loads((path / ABOUT).read_bytes())
+    found = _sizes(path)
+    for name, size in about.get("files", {}).items():  # none: the run was killed before it could note them
+        if found.get(name) != size:
+            raise ValueError(f"{name} has {found.get(name, 0):,} of {size:,} bytes")
+    return about
+
+
+def _damaged(run_dir: RunDir, step: int, error: Exception) -> InputError:
+    """What is wrong with a checkpoint, and what there is beside it."""
+    whole = []
+    for other in steps(run_dir):
+        with contextlib.suppress(*_DAMAGE):
+            _whole(_path(run_dir, other))
+            whole += [other] if other != step else []
+    reason = f"{type(error).__name__}: {error}"[:200]
+    remedy = (
+        f"delete or move it, to use step {whole[-1]} instead (whole: {', '.join(map(str, whole))})"
+        if whole
+        else "no other one is whole, so train anew, with another --run-dir"
+    )
+    return InputError(f"{_path(run_dir, step)} is damaged ({reason}): {remedy}")
+
+
+def _notes(about: Mapping[str, Any], found: Sequence[int]) -> Notes:
+    """The notes of a checkpoint among those that are there: a best one that is gone is none."""
+    notes = notes_from_json(about["notes"])
+    return notes if notes.best and notes.best.step in found else notes._replace(best=None)
 
 
 def _rows(state: State) -> dict[str, Sequence[Tree]]:
@@ -236,8 +325,6 @@ def _description(pipe: Pipeline) -> list[dict[str, Any]]:
 
 def _check(pipe: Pipeline, about: Mapping[str, Any], path: Path) -> None:
     """Raises InputError where a checkpoint is not of this model and optimizer, and says how they differ."""
-    if about["format"] != FORMAT:
-        raise InputError(f"{path} has format {about['format']}, this version reads {FORMAT}: use the version it is of")
     saved, wanted = about["rows"], _description(pipe)
     remedy = "use the configuration it was trained with, or another run directory"
     names = [[row["name"] for row in rows] for rows in (saved, wanted)]

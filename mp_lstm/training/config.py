@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from mp_lstm.errors import InputError
 from mp_lstm.training.fields import WRONG, field_types, from_toml, in_words, suggestion, to_toml
+from mp_lstm.training.files import replace_text
 from mp_lstm.training.overrides import override
 
 Auto = Literal["auto"]
@@ -76,14 +77,18 @@ class PipelineConfig:
 
     # Number of stages; auto: those of the partition, else one for each device.
     stages: Auto | int = "auto"
-    # Placement rows (embedding, LSTM layers, head) of each stage; auto: balanced by predicted work.
+    # Placement rows (embedding, LSTM layers, head) of each stage; auto: those of the least predicted step time.
     partition: Auto | tuple[int, ...] = "auto"
-    # "wavefront" or "serial" (no overlap, the baseline); auto: wavefront where there is more than one stage.
+    # "serial" (no overlap, the baseline), "wavefront", "gpipe", "one_f_one_b", "zero_bubble"; auto: the fastest.
     schedule: str = "auto"
     # Time steps of a chunk; auto: for each bucket the number with the least predicted step time.
     chunk: Auto | int = "auto"
     # Slices of a batch's rows; auto: chosen with the plan.
     microbatches: Auto | int = "auto"
+    # Recompute activations in the backward pass, which saves memory: of each layer, or of the whole stage.
+    remat: Literal["none", "layer", "stage"] = "none"
+    # What "auto" goes by: "nominal" rates, "measured" layers (minutes, once a machine), or, to plan, a machine's TOML.
+    costs: str = "nominal"
     # Time steps of each scan that are written out at once.
     unroll: int = 1
 
@@ -135,7 +140,7 @@ class TrainConfig:
     # Updates between two checkpoints; none: one at the end of each epoch.
     checkpoint_every: int | None = None
     # Train on this many emulated CPU devices; none: on the devices of the machine.
-    emulate_devices: int | None = 2
+    emulate_devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +176,8 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
       >>> load(overrides=["--model.hidden", "64", "32", "--model.layers", "2"]).model.hidden
       (64, 32)
     """
-    config = Config() if path is None else from_table(_read(Path(path)), str(path))
-    return validate(override(config, overrides))
+    given = Config() if path is None else from_table(_read(Path(path)), str(path))
+    return validate(override(given, overrides), "" if path is None else f"{path}: ", given)
 
 
 def save(config: Config, path: str | os.PathLike[str]) -> None:
@@ -180,7 +185,10 @@ def save(config: Config, path: str | os.PathLike[str]) -> None:
 
     Args:
       config: it is written in full, defaults included.
-      path: the file; it is replaced.
+      path: the file; it is replaced, at once.
+
+    Raises:
+      InputError: it cannot be written.
 
     Example:
       >>> import tempfile
@@ -194,7 +202,7 @@ def save(config: Config, path: str | os.PathLike[str]) -> None:
         lines.append(f"[{section.name}]")
         lines += [f"{name} = {to_toml(value)}" for name, value in vars(getattr(config, section.name)).items()]
         lines.append("")
-    Path(path).write_text("\n".join(lines), encoding="utf-8")
+    replace_text(path, "\n".join(lines))
 
 
 def from_table(table: Mapping[str, Any], source: str = "the configuration") -> Config:
@@ -230,11 +238,34 @@ def from_table(table: Mapping[str, Any], source: str = "the configuration") -> C
     return Config(**{section: _SECTIONS[section](**values) for section, values in sections.items()})
 
 
-def validate(config: Config) -> Config:
+def load_saved(path: str | os.PathLike[str]) -> Config:
+    """Reads a configuration that `save` wrote: in full, so what is missing has been lost and has no default.
+
+    Args:
+      path: the file.
+
+    Raises:
+      InputError: as `load`, or a section is not there.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(Config(), f"{folder}/config.toml")
+      ...     load_saved(f"{folder}/config.toml") == Config()
+      True
+    """
+    if lost := [section for section in _SECTIONS if section not in _read(Path(path))]:
+        raise InputError(f"{os.fspath(path)} has lost its section [{lost[0]}]: put the file of the run back")
+    return load(path)
+
+
+def validate(config: Config, source: str = "", given: Config | None = None) -> Config:
     """Checks the ranges of all values.
 
     Args:
       config: of the right types.
+      source: put before the message, where the value at fault is that of `given`.
+      given: the configuration before it was overridden.
 
     Returns:
       The same configuration.
@@ -252,7 +283,9 @@ def validate(config: Config) -> Config:
         numbers = value if isinstance(value, tuple) else (value,)
         if not numbers or any(not isinstance(v, str | None) and not allowed(v) for v in numbers):
             shown = list(value) if isinstance(value, tuple) else value
-            raise InputError(f"{name} is {shown!r}, wanted {wanted}")
+            default = getattr(getattr(Config(), section), field_name)
+            where = source if given is not None and getattr(getattr(given, section), field_name) == value else ""
+            raise InputError(f"{where}{name} is {shown!r}, wanted {wanted}: its default is {to_toml(default)}")
     model = config.model
     if model.residual is not None and model.residual > model.layers:
         raise InputError(
@@ -268,8 +301,11 @@ class _Range(NamedTuple):
     wanted: str
 
 
-def _at_least(least: int) -> _Range:
-    return _Range(lambda value: value >= least, f"at least {least}")
+def _at_least(least: int, most: int | None = None) -> _Range:
+    """Whole numbers; `most` is far beyond use, where more would end in a process without answer or memory."""
+    if most is None:
+        return _Range(lambda value: value >= least, f"at least {least}")
+    return _Range(lambda value: least <= value <= most, f"at least {least} and at most {most:,}")
 
 
 _POSITIVE = _Range(lambda value: 0 < value < math.inf, "a number above 0")
@@ -277,13 +313,13 @@ _SHARE = _Range(lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 # Lists are checked element by element; they may not be empty.
 RANGES = {
-    "data.buckets": _at_least(1),
-    "data.batch_size": _at_least(1),
-    "data.length": _at_least(1),
+    "data.buckets": _at_least(1, 2**20),
+    "data.batch_size": _at_least(1, 2**20),
+    "data.length": _at_least(1, 2**20),
     "data.vocab_limit": _at_least(2),
-    "model.embed": _at_least(1),
-    "model.hidden": _at_least(1),
-    "model.layers": _at_least(1),
+    "model.embed": _at_least(1, 2**20),
+    "model.hidden": _at_least(1, 2**20),
+    "model.layers": _at_least(1, 1024),
     "model.dropout": _SHARE,
     "model.residual": _at_least(1),
     "model.init_scale": _POSITIVE,
@@ -306,7 +342,7 @@ RANGES = {
     "train.log_every": _at_least(1),
     "train.eval_every": _at_least(1),
     "train.checkpoint_every": _at_least(1),
-    "train.emulate_devices": _at_least(1),
+    "train.emulate_devices": _at_least(1, 1024),
 }
 
 _SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Config)
@@ -314,8 +350,7 @@ _SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Config)
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            return tomllib.load(stream)
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # some editors write a byte-order mark
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): pass a TOML file") from error
     except ValueError as error:  # TOML's own errors, and bytes that are not UTF-8

@@ -52,7 +52,7 @@ def from_toml(hint: Any, value: Any) -> Any:
     if hint is types.NoneType:
         return None if value in ("none", "None") else WRONG
     if hint is float and type(value) is int:
-        return float(value)
+        return float(value) if abs(value) < 10**300 else WRONG  # more is no float
     return value if type(value) is hint else WRONG
 
 

@@ -32,6 +32,7 @@ from mp_lstm.training import checkpoint
 from mp_lstm.training.build import Setup
 from mp_lstm.training.checkpoint import Restored
 from mp_lstm.training.evaluate import SplitResult, evaluate
+from mp_lstm.training.files import writing
 from mp_lstm.training.interrupt import stop_signal
 from mp_lstm.training.loop import Trainer, epoch_of
 from mp_lstm.training.metrics import FILE, MetricsWriter, counted_compilations, read_metrics
@@ -79,7 +80,8 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
       The result.
 
     Raises:
-      InputError: the directory holds another run, or none to resume; the loss or the gradient is not finite.
+      InputError: the directory holds another run, or none to resume, or cannot be written to; the loss or the gradient
+        is not finite.
     """
     began = time.perf_counter()
     run_dir = Path(run_dir)
@@ -91,7 +93,7 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
         writer.write("start", **_start(setup))
         print(_announcement(setup))
         if resume:
-            print(f"resumed after step {state.step}")
+            print(f"resumed after step {state.step}" if state.step else "there is no checkpoint yet: begun anew")
         print("compiling the programs of every bucket ...", flush=True)
         _warm_up(setup)
         print(setup.pipe.programs.report(), flush=True)
@@ -125,10 +127,24 @@ def _check_directory(run_dir: Path, resume: bool) -> None:
     if resume:
         if not run_dir.is_dir():
             raise InputError(f"{run_dir} is no run directory, so there is nothing to resume: train without --resume")
+        _check_not_lost(run_dir)
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
     if (run_dir / FILE).exists() or checkpoint.latest(run_dir) is not None:
         raise InputError(f"{run_dir} holds another run: pass --resume to continue it, or another --run-dir")
+
+
+def _check_not_lost(run_dir: Path) -> None:
+    """Refuses to begin anew, over the metrics of a run that had checkpoints: its first validation is saved at once."""
+    if checkpoint.latest(run_dir) is not None:
+        return
+    kinds = [event["event"] for event in read_metrics(run_dir / FILE)]
+    if kinds.count("valid") > 1 or "test" in kinds:
+        raise InputError(
+            f"{run_dir} has no checkpoint any more, though its {FILE} tells of {kinds.count('valid')} validations: put "
+            f"{checkpoint.FOLDER}/ back, or begin anew with another --run-dir"
+        )
 
 
 def _begin(setup: Setup, run_dir: Path) -> Restored:

@@ -67,6 +67,8 @@ def generate(
         raise InputError(f"tokens is {tokens}, at least 0 is wanted")
     if not 0 <= temperature < np.inf:
         raise InputError(f"temperature is {temperature}, a number of at least 0 is wanted (0: the likeliest word)")
+    if seed < 0:
+        raise InputError(f"seed is {seed}, a whole number of at least 0 is wanted: pass e.g. {-seed}")
     words = read_prompt(prompt)
     if (unknown := unknown_words(vocabulary, words)) and vocabulary.unk is not None:
         print(f"the model does not know {', '.join(map(repr, unknown))}: read as <unk>", file=sys.stderr)
@@ -114,7 +116,8 @@ def draw(logits: Float[np.ndarray, " V"], temperature: float, generator: np.rand
     if temperature == 0:
         return int(np.argmax(logits))
     shifted = logits.astype(np.float64)
-    shifted = (shifted - shifted.max()) / temperature
+    with np.errstate(over="ignore"):  # at a tiny temperature all but the likeliest are infinitely unlikely
+        shifted = (shifted - shifted.max()) / temperature
     cumulative = np.cumsum(np.exp(shifted))
     index = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
     return min(int(index), len(logits) - 1)  # the product may round up to the whole sum

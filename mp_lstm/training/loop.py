@@ -154,11 +154,12 @@ class Trainer:
         """Ends the run: the last validation, checkpoint and line of metrics.
 
         A run that goes on from here later should be as if it had not stopped. So the checkpoint does not know of a
-        validation, nor of a line, that are only here because the run ends.
+        validation, nor of a line, that are only here because the run ends. Which parameters are best it does know,
+        though its step may have been saved before: when a run was killed or stopped after it, and went on to end there.
         """
         self._read()
-        before = self.notes._replace(metrics_size=self._writer.size)
-        if self.notes.valid is None or self.notes.valid.step != self.state.step:
+        before, (valid, best) = self.notes._replace(metrics_size=self._writer.size), (self.notes.valid, self.notes.best)
+        if best is None or valid is None or valid.step != self.state.step:
             self._validate(judge=False)
         self._save(before._replace(best=self.notes.best))
         if self.notes.sums.tokens:

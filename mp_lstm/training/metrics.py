@@ -1,8 +1,9 @@
 """What a run found: metrics.jsonl, means over tokens, and a count of compiled programs.
 
 metrics.jsonl has one JSON object a line, each with an "event". A line is written whole and at once, so a reader never
-waits for a buffer, and a run that is killed leaves at most one broken line, which readers skip. A checkpoint keeps the
-size of the file, and a resumed run cuts it back to that: its lines are then those of a run that was never interrupted.
+waits for a buffer, and a run that is killed leaves at most one broken line, which readers skip and the next writer cuts
+off. A checkpoint keeps the size of the file, and a resumed run cuts it back to that: its lines are then those of a run
+that was never interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from mp_lstm.errors import InputError
+from mp_lstm.training.files import writing
+
 FILE = "metrics.jsonl"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -28,7 +32,10 @@ class MetricsWriter:
 
     Args:
       path: the file, made if need be.
-      keep: bytes of it that are kept; None: all.
+      keep: bytes of it that are kept; None: all. A line that was not finished is never kept.
+
+    Raises:
+      InputError: the file cannot be written.
 
     Example:
       >>> import tempfile
@@ -39,9 +46,10 @@ class MetricsWriter:
     """
 
     def __init__(self, path: Path, *, keep: int | None = None):
-        self._file = path.open("ab")
-        if keep is not None and keep < self.size:
-            self._file.truncate(keep)
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab")
+            self._file.truncate(path.read_bytes()[:keep].rfind(b"\n") + 1)
 
     @property
     def size(self) -> int:
@@ -51,12 +59,14 @@ class MetricsWriter:
     def write(self, event: str, **fields: Any) -> None:
         """Appends one event; JSON has no infinity, so what is not finite becomes null."""
         fields = {name: _finite(value) for name, value in fields.items()}
-        self._file.write((json.dumps({"event": event, **fields}, allow_nan=False) + "\n").encode())
-        self._file.flush()
+        with writing(self._path):
+            self._file.write((json.dumps({"event": event, **fields}, allow_nan=False) + "\n").encode())
+            self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file; what could not be written is tried once more."""
+        with writing(self._path):
+            self._file.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -70,13 +80,16 @@ def _finite(value: Any) -> Any:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[Event]:
-    """Reads the events of a file, without a last line that a killed run left unfinished.
+    """Reads the events of a file; lines that are none are skipped, such as one that a killed run left unfinished.
 
     Args:
       path: metrics.jsonl.
 
     Returns:
       The events, in order; none where there is no file.
+
+    Raises:
+      InputError: it cannot be read.
 
     Example:
       >>> read_metrics("there is no such file")
@@ -86,7 +99,18 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Event]:
         lines = Path(path).read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines]
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)} cannot be read ({error.strerror}): move it away") from error
+    return [event for line in lines if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    """The event of a line, None where it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
 
 
 def perplexity(loss: float) -> float:

@@ -6,19 +6,24 @@ be pipelined (it may not mix leaves) is found out by `make_pipeline`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from mp_lstm.errors import InputError
 from mp_lstm.training.config import Config
 from mp_lstm.training.fields import suggestion
 
+MOST_UPDATES = 2**31 - 1  # optax counts them in int32
 PLAIN_RATES = ("constant", "plateau")  # the optimizer's rate stays; plateau halving acts on the state's rate factor
 
 Schedule = Callable[[Any], Any]
@@ -53,7 +58,14 @@ def make_optimizer(config: Config, schedule: Schedule | float | None = None) -> 
             f"optimizer.rate_schedule is {section.rate_schedule}, but {section.name} takes one rate alone: pass "
             "constant or plateau"
         )
-    return maker(learning_rate=rate, **section.options)
+    with _fits("optimizer.options", section.options, section.name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what optax thinks of an optimizer that make_pipeline may refuse anyway
+        optimizer = maker(learning_rate=rate, **section.options)
+        if section.options:
+            leaf = jax.ShapeDtypeStruct((2, 2), jnp.float32)
+            state = jax.eval_shape(optimizer.init, leaf)
+            jax.eval_shape(optimizer.update, leaf, state, leaf)
+    return optimizer
 
 
 def make_schedule(config: Config, updates: int) -> Schedule | float:
@@ -76,6 +88,12 @@ def make_schedule(config: Config, updates: int) -> Schedule | float:
     """
     section = config.optimizer
     peak = section.learning_rate
+    total = updates * config.train.epochs
+    if total > MOST_UPDATES:
+        raise InputError(
+            f"train.epochs is {config.train.epochs}, which makes {total:,} updates, wanted at most {MOST_UPDATES:,}, "
+            f"the largest count: pass at most {MOST_UPDATES // updates:,}"
+        )
     if section.rate_schedule == "epochs" or section.rate_schedule in PLAIN_RATES:
         if section.rate_options:
             raise InputError(
@@ -101,7 +119,7 @@ def make_schedule(config: Config, updates: int) -> Schedule | float:
     parameters = inspect.signature(maker).parameters
     first = "peak_value" if "peak_value" in parameters else "init_value"
     _check_options("optimizer.rate_options", section.rate_options, maker, taken=(first,))
-    whole = dict.fromkeys(("decay_steps", "transition_steps"), updates * config.train.epochs)
+    whole = dict.fromkeys(("decay_steps", "transition_steps"), total)
     given = {"init_value": 0.0, first: peak, **whole} | section.rate_options
     given = {name: value for name, value in given.items() if name in parameters}
     if missing := [name for name, p in parameters.items() if p.default is p.empty and name not in given]:
@@ -109,7 +127,10 @@ def make_schedule(config: Config, updates: int) -> Schedule | float:
             f"optimizer.rate_options lacks {missing[0]} of {section.rate_schedule}: write e.g. "
             f"rate_options = {{ {missing[0]} = 0.1 }}"
         )
-    return maker(**given)
+    with _fits("optimizer.rate_options", section.rate_options, f"{section.rate_schedule}, in a run of {total} updates"):
+        schedule = maker(**given)
+        jax.eval_shape(schedule, 0)
+    return schedule
 
 
 @functools.cache
@@ -137,6 +158,18 @@ def _functions(module: types.ModuleType, wanted: Callable[[str, Mapping[str, Any
     functions = inspect.getmembers(module, inspect.isfunction)
     public = {name: function for name, function in functions if not name.startswith("_")}
     return {name: f for name, f in public.items() if wanted(name, inspect.signature(f).parameters)}
+
+
+@contextlib.contextmanager
+def _fits(field: str, options: Mapping[str, Any], name: str) -> Iterator[None]:
+    """What optax says of options that passed `_check_options` and are wrong even so."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        found = ", ".join(f"{option} = {value!r}" for option, value in options.items()) or "empty"
+        raise InputError(
+            f"{field} is {found}, which optax does not take for {name} ({error}): pass others, or leave them out"
+        ) from error
 
 
 def _check_options(field: str, options: Mapping[str, Any], maker: Callable[..., Any], taken: Sequence[str]) -> None:

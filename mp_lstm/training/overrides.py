@@ -13,6 +13,7 @@ import io
 import math
 import re
 import textwrap
+import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ def override(config: C, words: Sequence[str]) -> C:
 
     Args:
       config: it is left as it is.
-      words: such as ["--model.tie", "False", "--data.buckets", "8", "16"].
+      words: such as ["--model.tie", "False", "--data.buckets", "8", "16"]; lists and tables as in TOML, too.
 
     Returns:
       The new configuration.
@@ -48,12 +49,15 @@ def override(config: C, words: Sequence[str]) -> C:
       >>> from mp_lstm.training.config import Config
       >>> override(Config(), ["--train.epochs=3", "--model.residual", "none"]).model.residual is None
       True
+      >>> override(Config(), ["--pipeline.partition", "[4, 2]"]).pipeline.partition
+      (4, 2)
     """
     flags = flag_types(type(config))
     for flag, values in _grouped(words):
         if flag not in flags:
             raise InputError(f"{flag} is unknown: {suggest_flag(flag, flags)}")
         hint = flags[flag]
+        values = _plain_words(values)
         if types.NoneType in typing.get_args(hint):
             values = ["None" if value == "none" else value for value in values]
         try:
@@ -168,6 +172,26 @@ def suggest_flag(flag: str, known: Iterable[str]) -> str:
 
 def _read(config: C, words: Sequence[str]) -> C:
     return tyro.cli(type(config), default=config, args=words, config=_SETTINGS, use_underscores=True)
+
+
+def _plain_words(values: list[str]) -> list[str]:
+    """A list or a table in brackets as its words; anything else as it is.
+
+    Example:
+      >>> _plain_words(["[8,", "16]"]), _plain_words(["{ b2 = 0.99 }"]), _plain_words(["(4, 2)"])
+      (['8', '16'], ['b2', '0.99'], ['4', '2'])
+    """
+    text = " ".join(values).strip()
+    if text[:1] == "(" and text[-1:] == ")":
+        text = f"[{text[1:-1]}]"
+    if text[:1] not in ("[", "{"):
+        return values
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return values
+    items = value if isinstance(value, list) else [part for item in value.items() for part in item]
+    return [str(item) for item in items]
 
 
 def _most_values(hint: Any) -> float:

@@ -123,6 +123,14 @@ def test_pitfall_13_a_word_that_train_lacks_names_word_file_line_and_remedy(tmp_
     assert read_directory(tmp_path, vocab_limit=3).vocabulary.unk == 1
 
 
+def test_a_limit_that_cannot_be_is_no_remedy(tmp_path):
+    """Below 2 words was advised, of a text with one word."""
+    with pytest.raises(
+        InputError, match=r"valid.txt, line 1: .* no <unk>: write <unk> for rare words in the training t.*t$"
+    ):
+        read_directory(write(tmp_path, train="so\n"))
+
+
 def test_story_16_a_word_that_train_lacks_becomes_unk_where_train_has_it(tmp_path):
     """The example raised KeyError."""
     found = read_directory(write(tmp_path, train="so it is <unk>\n", valid="it was\n"))

@@ -30,8 +30,10 @@ def lines(content, monkeypatch=None, piece_bytes=None):
         b"so it is\r\nis it so\r\n",
         b"so\tit  is \n\tis it so\n",
         b"\xef\xbb\xbfso it is\nis it so\n",
+        b"so it is\ris it so\r",
+        b"\xef\xbb\xbfso it is\ris it so",
     ],
-    ids=["plain", "no final newline", "crlf", "tabs", "byte-order mark"],
+    ids=["plain", "no final newline", "crlf", "tabs", "byte-order mark", "cr", "cr and byte-order mark"],
 )
 def test_pitfall_12_all_line_ends_read_the_same(content):
     assert lines(content) == {1: ["so", "it", "is"], 2: ["is", "it", "so"]}
@@ -51,9 +53,9 @@ def test_pitfall_12_utf16_is_not_read_as_nonsense():
         lines("so it is\n".encode("utf-16"))
 
 
-@given(st.lists(st.text("aé€ \t"), max_size=5), st.integers(1, 9), st.booleans())
-def test_pieces_of_a_line_are_cut_between_words(texts, piece_bytes, mark):
-    content = b"\xef\xbb\xbf" * mark + "\n".join(texts).encode()
+@given(st.lists(st.text("aé€ \t"), max_size=5), st.integers(1, 9), st.booleans(), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_pieces_of_a_line_are_cut_between_words(texts, piece_bytes, mark, line_end):
+    content = b"\xef\xbb\xbf" * mark + line_end.join(texts).encode()
     with pytest.MonkeyPatch.context() as monkeypatch:
         wanted = {number: text.split() for number, text in enumerate(texts, 1) if text.split()}
         assert lines(content, monkeypatch, piece_bytes) == wanted

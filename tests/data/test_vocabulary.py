@@ -93,10 +93,21 @@ def test_refuses_ids_out_of_range(index):
         Vocabulary((EOS, "a")).decode([index])
 
 
-@pytest.mark.parametrize("content", [None, b"a\nb\n", b"<eos>\n\xff\n", b""])
+@pytest.mark.parametrize("content", [b"a\nb\n", b"<eos>\n\xff\n", b""])
 def test_refuses_files_that_are_no_vocabulary(tmp_path, content):
     path = tmp_path / "vocabulary.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=r"vocabulary.txt is not a saved vocabulary \("):
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"vocabulary.txt is not a saved vocabulary \(.*\): put the file of the run b"):
         Vocabulary.load(path)
+
+
+def test_a_vocabulary_that_is_gone_says_what_to_do(tmp_path):
+    """It said to pass another one, which no command takes."""
+    with pytest.raises(InputError, match=r"cannot be read \(No such file or directory\): put the file back, or train"):
+        Vocabulary.load(tmp_path / "vocabulary.txt")
+
+
+def test_a_limit_that_cannot_be_is_no_remedy():
+    """A vocabulary of two words: the limit is at least 2, and below 2 was advised."""
+    with pytest.raises(InputError, match=r"train with <unk>: write <unk> for rare words in the training text$"):
+        Vocabulary((EOS, "yes")).encode("no")

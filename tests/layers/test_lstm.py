@@ -388,3 +388,10 @@ class TestOriginal:
             assert_close(loss, run.losses[k].sum(), 2e-6)
             assert_close(norm, run.norms[k], 1e-5)
         assert_close(params, run.final, 2e-5)
+
+    @pytest.mark.parametrize("lengths", [jnp.array([2.5, 1.0]), jnp.array([True, False])])
+    def test_lengths_that_are_no_whole_numbers(self, lengths: jax.Array) -> None:
+        """2.5 steps were three."""
+        params = mp_lstm.lstm_init(jax.random.key(0), 3, 5)
+        with pytest.raises(InputError, match=r"lstm: lengths are (float32|bool) \[2\], whole numbers of steps \[B\]"):
+            mp_lstm.lstm(params, jnp.ones((4, 2, 3)), lengths=lengths)

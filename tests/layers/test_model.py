@@ -47,6 +47,33 @@ def test_a_batch_without_weight_has_no_loss() -> None:
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
 
 
+def test_targets_that_do_not_count_are_not_looked_at() -> None:
+    """On padding, and where the weight is 0 on a real step: NaN times zero is NaN, and loss and gradients were."""
+    model = mp_lstm.sequential([mp_lstm.lstm_layer(3, 6), mp_lstm.dense(6, 2)], loss=mp_lstm.squared_error)
+    rng, params = np.random.default_rng(0), random_params(model)
+    weights = np.ones((4, 2))
+    weights[0, 1] = 0
+    inputs, targets = rng.normal(size=(4, 2, 3)).astype(np.float32), rng.normal(size=(4, 2, 2)).astype(np.float32)
+    batch = mp_lstm.Batch(inputs, targets, weights, lengths=np.array([2, 4]))
+    absent = targets.copy()
+    absent[2:, 0] = absent[0, 1] = np.nan
+    run = jax.value_and_grad(model.loss, has_aux=True)
+    (wanted, _), gradients = run(params, batch)
+    (loss, _), found = run(params, batch._replace(targets=absent))
+    assert_close((loss, found), (wanted, gradients), 0.0)
+    assert np.isfinite(loss)
+
+
+def test_resets_may_be_numbers() -> None:
+    model = mp_lstm.language_model(**examples.SIZES)
+    params, carry = random_params(model), random_carry(model, 2)
+    batch = random_batch(np.random.default_rng(0), 3, 2, resets=[True, False])
+    found = [
+        model.loss(params, batch._replace(resets=some), carry=carry)[0] for some in (batch.resets, [1, 0], [2.0, 0])
+    ]
+    assert found[0] == found[1] == found[2]
+
+
 def rows_of(*layers: mp_lstm.Layer, **options: Any) -> list[str]:
     return [row.name for row in mp_lstm.sequential(layers, **options).rows]
 

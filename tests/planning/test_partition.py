@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mp_lstm.errors import InputError
 from mp_lstm.planning import balanced, check_partition
-from mp_lstm.planning.partition import even
+from mp_lstm.planning.partition import even, least, neighbours, splits
 
 
 def all_partitions(rows, stages):
@@ -95,3 +95,30 @@ def test_wrong_partition_is_explained(partition, message):
 def test_what_cannot_be_balanced_is_explained(costs, stages, message):
     with pytest.raises(InputError, match=re.escape(message)):
         balanced(costs, stages)
+
+
+def test_least_is_the_best_of_all_partitions_for_unequal_stages():
+    costs, rates = np.array([3.0, 1, 4, 1, 5, 9, 2, 6]), (1.0, 2.0, 0.5)
+    sums = np.concatenate([[0], costs.cumsum()])
+    loads = np.where(np.arange(8)[:, None] < np.arange(9), sums - sums[:-1, None], np.inf)
+    partition, largest = least(lambda stage: loads * rates[stage], 3)
+
+    def worst(partition):
+        return max(load * rate for load, rate in zip(stage_costs(costs, partition), rates, strict=True))
+
+    assert largest == worst(partition) == min(map(worst, all_partitions(8, 3)))
+
+
+def test_least_of_what_cannot_be_is_infinite():
+    assert least(lambda stage: np.full((3, 4), np.inf), 2)[1] == np.inf
+
+
+@pytest.mark.parametrize(("rows", "stages"), [(1, 1), (5, 1), (5, 5), (7, 3)])
+def test_splits_are_all_partitions(rows, stages):
+    made = [tuple(partition) for partition in np.diff(splits(rows, stages), axis=1).tolist()]
+    assert sorted(made) == sorted(all_partitions(rows, stages))
+
+
+def test_neighbours_move_one_row():
+    assert neighbours(np.array([0, 2, 3, 6])).tolist() == [[0, 1, 3, 6], [0, 2, 4, 6]]
+    assert len(neighbours(np.array([0, 4]))) == 0

@@ -19,9 +19,16 @@ ROWS = 5
 @pytest.fixture(scope="module")
 def pipe() -> mp_lstm.Pipeline:
     """Buckets 2 and 5 in chunks of 2, five rows in micro-batches of 3 and 2; nothing is compiled here."""
-    model = mp_lstm.language_model(**examples.SIZES)
+    model = mp_lstm.language_model(**examples.SIZES | {"vocab": 60})
     devices = [jax.devices()[device] for device in (3, 1)]
-    return examples.pipeline(model, batch_size=ROWS, lengths=(2, 5), devices=devices, chunk=2, microbatches=2)
+    return examples.pipeline(model, batch_size=ROWS, lengths=(2, 5), devices=devices, stages=2, chunk=2, microbatches=2)
+
+
+@pytest.fixture(scope="module")
+def dense() -> mp_lstm.Pipeline:
+    """The same for features, and targets of any shape."""
+    model = mp_lstm.sequential([mp_lstm.lstm_layer(2, 3), mp_lstm.dense(3, 2)], loss=mp_lstm.squared_error)
+    return examples.pipeline(model, batch_size=ROWS, lengths=(2, 5), chunk=2, microbatches=2)
 
 
 def numbered(time: int, rows: int, **fields: Any) -> mp_lstm.Batch:
@@ -62,8 +69,8 @@ def test_each_part_is_where_it_is_needed(pipe: mp_lstm.Pipeline) -> None:
 
 
 def test_whole_batches_need_no_lengths() -> None:
-    model = mp_lstm.language_model(**examples.SIZES)
-    pipe = examples.pipeline(model, batch_size=4, lengths=(4,), chunk=2, microbatches=2)
+    model = mp_lstm.language_model(**examples.SIZES | {"vocab": 60})
+    pipe = examples.pipeline(model, batch_size=4, lengths=(4,), stages=2, chunk=2, microbatches=2)
     (placed,) = pipe.place(numbered(4, 4)).batches
     assert placed.lengths == [[None, None], [None, None]]
     (short,) = pipe.place(numbered(3, 4)).batches
@@ -111,12 +118,33 @@ def test_batches_are_copied_and_left_alone(pipe: mp_lstm.Pipeline) -> None:
         np.testing.assert_array_equal(unit, was)
 
 
-def test_features_on_padding_are_zeroed_before_they_are_sent(pipe: mp_lstm.Pipeline) -> None:
-    """Masked or not, NaN times zero is NaN."""
+def test_features_on_padding_are_zeroed_before_they_are_sent(dense: mp_lstm.Pipeline) -> None:
+    """Masked or not, NaN times zero is NaN. Targets were sent as they were, and made loss and gradients NaN."""
     frames = np.full((5, ROWS, 2), np.nan, np.float32)
     frames[:2] = 1.0
-    (placed,) = pipe.place(mp_lstm.Batch({"x": frames}, frames, lengths=np.full(ROWS, 2))).batches
-    assert all(np.isfinite(unit).all() for unit in jax.tree.leaves(placed.inputs))
+    (placed,) = dense.place(mp_lstm.Batch({"x": frames}, {"y": frames}, lengths=np.full(ROWS, 2))).batches
+    assert all(np.isfinite(unit).all() for unit in jax.tree.leaves((placed.inputs, placed.targets)))
+
+
+def test_targets_without_weight_are_zeroed_before_they_are_sent(dense: mp_lstm.Pipeline) -> None:
+    """On real steps too, whose inputs are read nevertheless."""
+    targets, weights = np.ones((5, ROWS, 2), np.float32), np.ones((5, ROWS))
+    targets[3, 1], weights[3, 1] = np.nan, 0
+    (placed,) = dense.place(mp_lstm.Batch(np.ones((5, ROWS, 2)), targets, weights)).batches
+    whole = np.concatenate(placed.targets[0])
+    assert whole[3, 1].tolist() == [0, 0]
+    assert whole[:5].sum() == 2 * (5 * 3 - 1)
+    assert np.concatenate(placed.inputs[0])[:5].all()
+
+
+def test_resets_may_be_numbers(pipe: mp_lstm.Pipeline) -> None:
+    """Programs are for booleans: after those, numbers were refused by a compiled program."""
+    resets: Any
+    for resets in (np.array([1, 0, 1, 0, 0]), np.array([1.0, 0, 1, 0, 0]), [True, False, True, False, False]):
+        (placed,) = pipe.place(numbered(5, 5, resets=resets)).batches
+        assert placed.resets is not None
+        assert placed.resets[0].dtype == bool
+        assert placed.resets[0].tolist() == [True, False, True, False, False]
 
 
 def test_rows_of_padding_reset_their_state(pipe: mp_lstm.Pipeline) -> None:
@@ -125,15 +153,43 @@ def test_rows_of_padding_reset_their_state(pipe: mp_lstm.Pipeline) -> None:
     assert placed.resets[0].tolist() == [False] * 3 + [True] * 2
 
 
-def test_what_programs_depend_on(pipe: mp_lstm.Pipeline) -> None:
+def test_what_programs_depend_on(pipe: mp_lstm.Pipeline, dense: mp_lstm.Pipeline) -> None:
     """Buckets of one chunk share programs; lengths or other features take programs of their own."""
 
-    def shape(batch: mp_lstm.Batch) -> Any:
+    def shape(batch: mp_lstm.Batch, pipe: mp_lstm.Pipeline = pipe) -> Any:
         return pipe.place(batch).batches[0].shape
 
     assert shape(numbered(2, ROWS)) == shape(numbered(5, ROWS)) == shape(numbered(5, ROWS, lengths=np.full(ROWS, 3)))
     frames = mp_lstm.Batch(np.ones((5, ROWS, 2), np.float32), np.ones((5, ROWS), int))
-    assert shape(frames) != shape(frames._replace(inputs=np.ones((5, ROWS, 3), np.float32)))
+    assert shape(frames, dense) != shape(frames._replace(inputs=np.ones((5, ROWS, 3), np.float32)), dense)
+
+
+@pytest.mark.parametrize(
+    ("window", "got"),
+    [
+        ((np.zeros((5, 5), int), np.ones((5, 5), int)), "ndarray"),
+        (np.zeros((5, 5), int), "ndarray"),
+        (None, "NoneType"),
+        ("batches", "str"),
+        ([numbered(5, 5), None], "NoneType"),
+    ],
+)
+def test_refuses_what_is_no_window_of_batches(pipe: mp_lstm.Pipeline, window: Any, got: str) -> None:
+    """Tuples of arrays, as other libraries have them, ended in tracebacks."""
+    with pytest.raises(InputError, match=rf"got a {got} for a batch: pass mp_lstm.Batch\(inputs, targets\)"):
+        pipe.place(window)
+
+
+def test_ids_that_the_model_does_not_know_are_refused(pipe: mp_lstm.Pipeline) -> None:
+    """They were clipped or wrapped: a target of -1 trained towards the last word."""
+    batch = numbered(5, 5)
+    batch.targets[4, 2] = -1
+    with pytest.raises(InputError, match=r"batch.targets has id -1 at step 4 of row 2, head knows 0 to 59: .*weight 0"):
+        pipe.place(batch)
+    weights = np.ones((5, 5))
+    weights[4, 2] = 0
+    (placed,) = pipe.place(batch._replace(weights=weights)).batches
+    assert np.concatenate(placed.targets[0])[4, 2] == 0
 
 
 def test_a_placed_window_is_placed(pipe: mp_lstm.Pipeline) -> None:
@@ -154,7 +210,7 @@ def test_a_placed_window_is_placed(pipe: mp_lstm.Pipeline) -> None:
         ),
         (
             numbered(5, 5, weights=np.ones((5, 1))),
-            r"batch.weights has shape \(5, 1\), its first axes must be T=5, B=5",
+            r"batch.weights has shape \(5, 1\), one value for each of the 5 steps of 5 rows is wanted",
         ),
         (
             numbered(5, 5, lengths=np.ones(4, int)),

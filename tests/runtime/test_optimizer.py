@@ -37,10 +37,14 @@ def test_takes_what_treats_each_leaf_alone(optimizer: optax.GradientTransformati
     [
         optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
         optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
+        optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(0.1)),
+        optax.chain(optax.clip_by_global_norm(1e6), optax.sgd(0.1)),
+        optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1e-6)),
     ],
-    ids=["clip_by_global_norm", "normalize_by_update_norm"],
+    ids=["clip_by_global_norm", "normalize_by_update_norm", "clip at 50", "clip at 1e6", "tiny updates"],
 )
 def test_refuses_what_mixes_leaves(optimizer: optax.GradientTransformation) -> None:
+    """Of every size: a clip at 50 was not seen with gradients of one size alone."""
     with pytest.raises(InputError, match=r"mixes the leaves .* pass max_norm=... to make_pipeline"):
         check_leafwise(optimizer)
 
@@ -52,6 +56,21 @@ def test_refuses_what_needs_more_than_gradients() -> None:
     needy = optax.GradientTransformationExtraArgs(lambda params: (), update)
     with pytest.raises(InputError, match=r"the optimizer needs more than gradients, state and parameters: .*'value'"):
         check_leafwise(needy)
+
+
+def test_refuses_what_cannot_update_any_tree() -> None:
+    """A mask by the names of a model's leaves: rows are updated one by one, each a tree of its own."""
+    masked = optax.masked(optax.sgd(0.1), {"kernel": True, "bias": False})
+    with pytest.raises(InputError, match=r"the optimizer cannot update a tree of two small leaves \(.*\): .* function"):
+        check_leafwise(masked)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", None, optax.adam])
+def test_refuses_what_is_no_optimizer(optimizer: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"the optimizer is .*, an optax transformation is wanted: pass e.g. optax.adam"
+    ):
+        check_leafwise(optimizer)
 
 
 ROWS = ({"a": (2, 3)}, {"b": (4,), "c": ()})
@@ -66,6 +85,14 @@ def test_square_norm(x64: None) -> None:
     gradients = draw(0)
     assert_close(jnp.sqrt(optimizers.square_norm(gradients)), optax.tree.norm(gradients), 1e-12)
     assert optimizers.square_norm(()) == 0
+
+
+@pytest.mark.parametrize(("total", "norm"), [(6.0, 2.5), (np.inf, np.nan), (np.nan, np.nan)])
+def test_there_is_no_norm_where_the_loss_is_not_finite(total: float, norm: float) -> None:
+    """So nothing is updated: gradients can be finite nevertheless, and then parameters moved."""
+    squares = (jnp.float32(9.0), jnp.float32(16.0))
+    found = optimizers.norm_and_loss(squares, jnp.float32(2.0), jnp.float32(total), jnp.float32(3.0))
+    np.testing.assert_array_equal(found, [norm, total / 3])
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1, 100.0])

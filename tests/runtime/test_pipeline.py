@@ -140,6 +140,39 @@ def test_a_step_that_is_not_finite_changes_nothing_and_says_where(pipe: mp_lstm.
     assert (after.step, after.batches) == (1, 1)
 
 
+def test_a_step_whose_loss_is_not_finite_changes_nothing() -> None:
+    """Though every gradient is finite: the trainer says that no parameters changed, and they did."""
+
+    def loss(predictions: Any, targets: Any, weights: Any) -> Any:
+        return (weights * predictions.mean(axis=-1) * targets).sum() + jnp.inf
+
+    model = mp_lstm.sequential([mp_lstm.lstm_layer(3, 4), mp_lstm.dense(4, 2)], loss=loss)
+    pipe = examples.pipeline(model, lengths=(3,), partition=(1, 1))
+    params = random_params(model)
+    after, metrics = pipe.step(pipe.load(params), mp_lstm.Batch(np.ones((3, 4, 3), np.float32), np.ones((3, 4))))
+    assert np.isfinite(metrics.square_norms).all()
+    assert (float(metrics.loss), math.isnan(float(metrics.grad_norm))) == (math.inf, True)
+    assert metrics.not_finite() == [1]
+    jax.tree.map(np.testing.assert_array_equal, pipe.params(after), params)
+
+
+def test_targets_that_do_not_count_are_not_looked_at() -> None:
+    """NaN targets on padding made the loss NaN, and as the norm was finite the parameters moved."""
+    model = mp_lstm.sequential([mp_lstm.lstm_layer(3, 6), mp_lstm.dense(6, 2)], loss=mp_lstm.squared_error)
+    pipe = examples.pipeline(model, lengths=(4,), chunk=2, partition=(1, 1), options={"donate": False})
+    rng = np.random.default_rng(0)
+    inputs, targets = (rng.normal(size=(4, 4, size)).astype(np.float32) for size in (3, 2))
+    weights = np.ones((4, 4))
+    weights[0, 1] = 0
+    batch = mp_lstm.Batch(inputs, targets, weights, lengths=np.array([2, 4, 4, 4]))
+    absent = targets.copy()
+    absent[2:, 0] = absent[0, 1] = np.nan
+    state = pipe.load(random_params(model))
+    (one, clean), (two, found) = (pipe.step(state, batch._replace(targets=given)) for given in (targets, absent))
+    assert_close((found.loss, pipe.params(two)), (clean.loss, pipe.params(one)), 0.0)
+    assert math.isfinite(float(found.loss))
+
+
 def test_windows_of_every_k_batches_and_what_remains(pipe: mp_lstm.Pipeline) -> None:
     pairs = mp_lstm.make_pipeline(pipe.model, pipe.plan, optax.sgd(0.1), every_k=2)
     batches = [random_batch(np.random.default_rng(i), time, 4) for i, time in enumerate((3, 6, 6, 3, 3))]
@@ -361,11 +394,18 @@ def test_programs_are_as_few_as_stated(nothing_is_compiled: None, plan: dict[str
         ({"every_k": 1.5}, "every_k is 1.5, a whole number of at least 1 is wanted"),
         ({"max_norm": 0.0}, "max_norm is 0.0, a positive number or None is wanted"),
         ({"max_norm": float("nan")}, "max_norm is nan, a positive number or None is wanted"),
+        ({"max_norm": "5"}, "max_norm is '5', a positive number or None is wanted"),
+        ({"every_k": "2"}, "every_k is '2', a whole number of at least 1 is wanted"),
     ],
 )
 def test_refuses_options_out_of_range(pipe: mp_lstm.Pipeline, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         mp_lstm.make_pipeline(pipe.model, pipe.plan, optax.sgd(0.1), **options)
+
+
+def test_options_may_be_numpys(pipe: mp_lstm.Pipeline) -> None:
+    options = {"every_k": np.int64(2), "max_norm": np.float32(5)}
+    assert mp_lstm.make_pipeline(pipe.model, pipe.plan, optax.sgd(0.1), **options).every_k == 2
 
 
 def test_refuses_a_plan_of_another_model(pipe: mp_lstm.Pipeline) -> None:
@@ -395,3 +435,61 @@ def test_refuses_parameters_of_another_model(pipe: mp_lstm.Pipeline, params: Any
     wider = (params[0]._replace(table=np.zeros((11, 5))), *params[1:])
     with pytest.raises(InputError, match=r"embed: .table has shape \(11, 5\), \(11, 4\) is wanted"):
         pipe.load(wider)
+
+
+def test_parameters_of_another_type_are_cast(pipe: mp_lstm.Pipeline, params: Any) -> None:
+    """Those in float16 were taken, and refused by a compiled program in the step after."""
+    half = jax.tree.map(lambda leaf: leaf.astype(np.float16), params)
+    found = pipe.params(pipe.load(half))
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    assert_close(found, half, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "got"), [(0, "0"), (jax.random.PRNGKey(0), r"uint32 \[2\]"), (jax.random.split(KEY), r"key<fry> \[2\]")]
+)
+def test_refuses_what_is_no_typed_key(pipe: mp_lstm.Pipeline, params: Any, key: Any, got: str) -> None:
+    """A key of the old style made a state, and the first step failed."""
+    for make in (pipe.init, lambda key: pipe.load(params, key=key)):
+        with pytest.raises(InputError, match=rf"the key is {got}, a typed one is wanted: pass jax.random.key\(seed\)"):
+            make(key)
+
+
+def test_refuses_a_state_that_is_used_up() -> None:
+    """Instead of a traceback about deleted buffers."""
+    pipe = examples.pipeline(mp_lstm.language_model(**SIZES), lengths=(6,))
+    state = pipe.load(random_params(pipe.model))
+    after, _ = pipe.step(state, BATCH)
+    uses = (pipe.step, pipe.evaluate, pipe.value_and_grad, pipe.verify, lambda s, b: pipe.infer(s, b.inputs))
+    for use in (*uses, lambda s, b: pipe.params(s)):
+        with pytest.raises(InputError, match="the state is used up, a step took its memory: go on with the state that"):
+            use(state, BATCH)
+    pipe.evaluate(after, BATCH)
+
+
+def test_refuses_a_state_of_another_pipeline(pipe: mp_lstm.Pipeline, state: mp_lstm.State) -> None:
+    """Of another model, number of stages, or order of devices."""
+    here, there = pipe.plan.devices
+    plan: dict[str, Any] = {"lengths": (3, 6), "partition": (2, 2)}
+    wider = examples.pipeline(mp_lstm.language_model(**TIED | {"embed": 8, "hidden": 8}), **plan)
+    swapped = examples.pipeline(pipe.model, **plan, devices=[there, here])
+    single = examples.pipeline(pipe.model, lengths=(3, 6), partition=(4,))
+    for other, message in (
+        (wider, "the state has parameters of another model in stage 0: pass one of this pipeline"),
+        (swapped, rf"the state has stage 0 on \['{here}'\], the pipeline on \['{there}'\]: pass one"),
+        (single, "the state has 2 stages, the pipeline has 1: pass one"),
+    ):
+        for use in (other.step, other.evaluate):
+            with pytest.raises(InputError, match=message):
+                use(state, BATCH)
+    for nothing in (None, pipe.params(state), (state, None)):
+        with pytest.raises(InputError, match=r"got a (NoneType|tuple) for a state: pass what pipe.init, load or step"):
+            pipe.step(nothing, BATCH)
+
+
+def test_predictions_are_asked_of_known_ids_alone(pipe: mp_lstm.Pipeline, state: mp_lstm.State) -> None:
+    """An id beyond the vocabulary was answered for the last one."""
+    with pytest.raises(InputError, match=r"batch.inputs has id 100 at step 0 of row 1, embed knows 0 to 10"):
+        pipe.infer(state, np.array([[1, 100]]))
+    with pytest.raises(InputError, match=r"batch.inputs has shape \(2,\), \[T, B, ...\] is wanted"):
+        pipe.infer(state, np.array([1, 2]))

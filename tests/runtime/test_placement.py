@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from mp_lstm.errors import InputError
 from mp_lstm.runtime.placement import put, stage_sharding, structs, transfer
 
 
@@ -13,6 +17,13 @@ def test_shardings_of_one_device_are_equal(devices: list[jax.Device]) -> None:
     """Two stages may share a device; programs are keyed by stage, arrays fit both."""
     assert stage_sharding(devices[1]) == stage_sharding(devices[1])
     assert stage_sharding(devices[1]) != stage_sharding(devices[2])
+
+
+@pytest.mark.parametrize("device", ["cpu:0", 0, None])
+def test_refuses_what_is_no_device(device: Any) -> None:
+    """Plans take anything for a device; JAX's errors named neither it nor the plan."""
+    with pytest.raises(InputError, match=rf"a stage's device is {device!r}, one of JAX's is wanted: .*jax.devices\(\)"):
+        stage_sharding(device)
 
 
 def test_arrays_are_committed_where_they_are_sent(devices: list[jax.Device]) -> None:

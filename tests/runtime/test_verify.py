@@ -13,6 +13,7 @@ import pytest
 import examples
 import mp_lstm
 from examples import random_batch, random_params
+from mp_lstm.errors import InputError
 from mp_lstm.runtime.verify import Certificate, RowErrors, relative_error
 
 BATCH = random_batch(np.random.default_rng(0), 4, 3, lengths=[4, 0, 2], resets=[False, True, False])
@@ -74,6 +75,48 @@ def test_a_wrong_layer_is_named(fault: Any) -> None:
     assert str(found).splitlines()[-1] == "failed: the backward of mine is not the derivative of its forward"
 
 
+def wide_input_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+    def backward(*args: Any) -> Any:
+        dx, dstate, tape = layer.backward(*args)
+        return jnp.concatenate([dx, dx], axis=-1), dstate, tape
+
+    return layer._replace(backward=backward)
+
+
+def transposed_weight_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+    def weight_gradient(*args: Any) -> Any:
+        gradients = layer.weight_gradient(*args)
+        return gradients._replace(bias=gradients.bias[None])
+
+    return layer._replace(weight_gradient=weight_gradient)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            wide_input_gradient,
+            r"mine: its backward's dx has arrays of shapes \[\(4, 3, 6\)\], \[\(4, 3, 3\)\] are wanted",
+        ),
+        (transposed_weight_gradient, r"mine: its weight_gradient has arrays of shapes .*\(1, 3\)\], .* are wanted"),
+    ],
+)
+def test_a_layer_whose_gradient_has_another_shape_is_named(fault: Any, message: str) -> None:
+    """The error came from the layer below it."""
+    with pytest.raises(InputError, match=message):
+        certificate(fault(mp_lstm.dense(3, 3, name="mine")))
+
+
+def test_a_layer_that_looks_across_chunks_is_hinted_at() -> None:
+    def f(params: Any, x: Any, state: Any) -> Any:
+        return state, params * x.mean(axis=0, keepdims=True) + x
+
+    found = certificate(mp_lstm.from_function(lambda key: jnp.ones(()), f, name="mine"))
+    assert not found.passed
+    assert found.wrong == ()
+    assert str(found).endswith("does a layer that looks across chunks say chunkable=False?")
+
+
 def test_a_pipeline_that_is_wrong_by_itself() -> None:
     """Every row's own backward is right."""
     found = Certificate((RowErrors("a", 0, 1e-3, 0.0), RowErrors("b", 1, 0.0, 0.0)), 0.0, 1e-5)
@@ -82,7 +125,8 @@ def test_a_pipeline_that_is_wrong_by_itself() -> None:
         "row         stage  pipeline  layer",
         "a               0   1.0e-03  0.0e+00",
         "b               1   0.0e+00  0.0e+00",
-        "failed: largest relative error 1.0e-03, 1e-05 allowed",
+        "failed: largest relative error 1.0e-03, 1e-05 allowed; every row's own backward is right: does a layer that "
+        "looks across chunks say chunkable=False?",
     ]
 
 

@@ -19,6 +19,7 @@ from mp_lstm.training.build import (
     Setup,
     bill_of,
     limit_vocabulary,
+    make_planned,
     make_setup,
     make_sources,
     read_corpus,
@@ -195,12 +196,16 @@ def test_chosen_buckets_stay_when_a_run_goes_on_longer_or_elsewhere(setup_of: Ca
     assert resolved(given) == given.config
 
 
+def _bill(setup: Setup):
+    return bill_of(setup.config, setup.corpus, setup.sources)
+
+
 def test_the_bucket_bill(setup_of: Callable[..., Setup]):
-    bill = bill_of(setup_of("--data.buckets 4 8 16"))
+    bill = _bill(setup_of("--data.buckets 4 8 16"))
     assert bill is not None
     assert (bill.sentences, bill.epochs) == ((9, 9, 6), 3)
-    assert bill_of(setup_of("--data.mode contiguous")) is None
-    assert bill_of(setup_of("--data.buckets 8 --data.long_sentences drop")) is None
+    assert _bill(setup_of("--data.mode contiguous")) is None
+    assert _bill(setup_of("--data.buckets 8 --data.long_sentences drop")) is None
 
 
 # --- optimizers and learning rates ---
@@ -258,3 +263,47 @@ def test_rates_are_looked_up_without_a_device(setup_of: Callable[..., Setup]):
         found = [setup.learning_rate(update) for update in (0, 5, 23)]
     assert all(isinstance(rate, float) for rate in found)
     np.testing.assert_allclose(found, [schedule(update) for update in (0, 5, 23)], rtol=1e-6, atol=1e-9)
+
+
+# --- what plans are chosen by ---
+
+MACHINE = """
+devices = { big = 1, small = 1 }
+[device.big]
+flops_per_second = 1e13
+bytes_per_second = 1e12
+[device.small]
+flops_per_second = 1e11
+bytes_per_second = 1e10
+"""
+
+
+def test_a_described_machine_is_planned_for_and_not_trained_on(tmp_path: Path, setup_of: Callable[..., Setup]):
+    machine = tmp_path / "machine.toml"
+    machine.write_text(MACHINE)
+    here = setup_of()
+    pipeline = replace(here.config.pipeline, costs=str(machine))
+    config = replace(here.config, pipeline=pipeline)
+    planned = make_planned(config, here.corpus, [])
+    assert planned.plan.devices[0] == "big:0"
+    assert planned.costs.label == "predicted for 1 x big + 1 x small (machine.toml)"
+    with pytest.raises(InputError, match=r"\[pipeline\] costs is .*machine.toml.*mp-lstm plan"):
+        make_setup(config, here.corpus, jax.devices()[:2])
+
+
+@pytest.mark.slow
+def test_measured_costs_are_kept(tmp_path: Path, setup_of: Callable[..., Setup]):
+    here = setup_of("--data.buckets 16")
+    config = replace(here.config, pipeline=replace(here.config.pipeline, costs="measured", microbatches=1))
+    first = make_planned(config, here.corpus, jax.devices()[:2], cache=tmp_path)
+    kept = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file())
+    again = make_planned(config, here.corpus, jax.devices()[:2], cache=tmp_path)
+    assert first.costs.label.startswith("measured on 2 x cpu")
+    assert kept == sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()) != []
+    assert again.plan == first.plan
+
+
+def test_buckets_count_by_how_often_they_occur(setup_of: Callable[..., Setup]):
+    source = setup_of("--data.buckets 4 8 16").sources.train
+    lengths = [source.batch(0, index).inputs.shape[0] for index in range(source.num_batches())]
+    assert source.counts() == {length: lengths.count(length) for length in sorted(set(lengths))}

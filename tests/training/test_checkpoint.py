@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import mp_lstm
@@ -30,7 +33,7 @@ NOTES = Notes(
     sums=Sums(12.5, 6.0, 6, 0.25),
     last=LastStep(9, 2, 0.1 + 0.2, 1e-3),
     valid=Validation(9, 2.5, 12.18, 57),
-    best=Validation(5, 2.25, 9.49, 57),
+    best=Validation(2, 2.25, 9.49, 57),  # of the state that these tests save
     plateau=2.25,
     metrics_size=1234,
     seconds=3.5,
@@ -237,11 +240,94 @@ def test_the_last_is_the_best_where_nothing_was_validated(trained, tmp_path: Pat
     assert checkpoint.best(tmp_path) == state.step
 
 
-def test_saving_a_step_twice_leaves_the_first(trained, tmp_path: Path) -> None:
+def test_saving_a_step_again_replaces_its_notes(trained, tmp_path: Path) -> None:
+    """A step that was saved before it was validated: the best parameters stayed those of an earlier step."""
     pipe, state = trained
+    checkpoint.save(tmp_path, pipe, state.replace(step=1), NOTES._replace(best=Validation(1, 3.0, 20.1, 57)))
+    checkpoint.save(tmp_path, pipe, state, NOTES._replace(best=Validation(1, 3.0, 20.1, 57)))
+    assert checkpoint.best(tmp_path) == 1
     checkpoint.save(tmp_path, pipe, state, NOTES)
-    checkpoint.save(tmp_path, pipe, state, Notes())
-    assert checkpoint.restore(pipe, tmp_path).notes == NOTES
+    assert checkpoint.best(tmp_path) == 2
+    restored, notes = checkpoint.restore(pipe, tmp_path)
+    assert notes == NOTES
+    assert_same(restored, state)
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_best_checkpoint_that_is_gone_is_none(trained, tmp_path: Path) -> None:
+    """A run that went on would look for it at its very end."""
+    pipe, state = trained
+    best = NOTES._replace(best=Validation(1, 2.0, 7.4, 57))
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, pipe, state.replace(step=step), best)
+    shutil.rmtree(tmp_path / "checkpoints" / "1")
+    assert checkpoint.best(tmp_path) == 3
+    assert checkpoint.restore(pipe, tmp_path).notes.best is None
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "nothing in it": lambda step: [shutil.rmtree(part) if part.is_dir() else part.unlink() for part in step.iterdir()],
+    "no about": lambda step: shutil.rmtree(step / "about"),
+    "no about/metadata": lambda step: (step / "about" / "metadata").unlink(),
+    "about/metadata cut": lambda step: cut(step / "about" / "metadata"),
+    "about/metadata of another kind": lambda step: (step / "about" / "metadata").write_text("[1]"),
+    "no state": lambda step: shutil.rmtree(step / "state"),
+    "state/d cut": lambda step: [cut(file) for file in (step / "state" / "d").iterdir()],
+    "state/d empty": lambda step: [file.write_bytes(b"") for file in (step / "state" / "d").iterdir()],
+    "state/d swapped for a directory": lambda step: [
+        (file.unlink(), file.mkdir()) for file in (step / "state" / "d").iterdir()
+    ],
+    "state/_METADATA cut": lambda step: cut(step / "state" / "_METADATA"),
+    "no manifest": lambda step: (step / "state" / "manifest.ocdbt").unlink(),
+}
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_those_that_are_whole(trained, tmp_path: Path, damage: str) -> None:
+    pipe, state = trained
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, pipe, state.replace(step=step), NOTES._replace(best=Validation(1, 2.0, 7.4, 57)))
+    DAMAGES[damage](tmp_path / "checkpoints" / "3")
+    message = r"checkpoints/3 is damaged \(.+\): delete or move it, to use step 2 instead \(whole: 1, 2\)$"
+    with pytest.raises(InputError, match=message):
+        checkpoint.restore(pipe, tmp_path)
+    if "about" in damage:  # which also tells what is best
+        with pytest.raises(InputError, match=message):
+            checkpoint.best(tmp_path)
+    cut(tmp_path / "checkpoints" / "2" / "about" / "metadata")
+    with pytest.raises(InputError, match=r"checkpoints/3 is damaged .* step 1 instead \(whole: 1\)$"):
+        checkpoint.restore(pipe, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "1")
+    with pytest.raises(InputError, match=r"no other one is whole, so train anew, with another --run-dir$"):
+        checkpoint.restore(pipe, tmp_path)
+
+
+def test_a_file_in_place_of_the_checkpoints_is_refused(trained, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(InputError, match=r"checkpoints is a file, wanted the directory of the checkpoints: move it"):
+        checkpoint.latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (ValueError("RESOURCE_EXHAUSTED: Error writing local file"), "RESOURCE_EXHAUSTED: Error writing local file"),
+    ],
+)
+def test_a_disk_without_room_is_one_line(
+    trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
+    with pytest.raises(InputError, match=rf"checkpoints cannot be written \({reason}\): make room for it"):
+        checkpoint.save(tmp_path, *trained, NOTES)
 
 
 @pytest.mark.parametrize(

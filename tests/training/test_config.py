@@ -24,6 +24,7 @@ from mp_lstm.training.config import (
     TrainConfig,
     from_table,
     load,
+    load_saved,
     save,
     validate,
 )
@@ -40,7 +41,9 @@ FLAGS = flag_types(Config)
 def test_the_defaults_are_the_demo():
     demo = load(CONFIGS / "austen.toml")
     assert demo.pipeline.partition == (4, 2)
-    assert replace(demo, pipeline=replace(demo.pipeline, partition="auto")) == Config()
+    assert demo.train.emulate_devices == 2  # by default a run takes the devices of the machine
+    pipeline, train = replace(demo.pipeline, partition="auto"), replace(demo.train, emulate_devices=None)
+    assert replace(demo, pipeline=pipeline, train=train) == Config()
 
 
 def test_the_original_has_its_own_values():
@@ -54,11 +57,11 @@ def test_the_original_has_its_own_values():
     assert config.train.epochs == 25
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_a_config_file_opens_with_command_time_and_perplexity(path: Path):
     load(path)
     header = path.read_text().split("\n\n")[0]
-    assert f"mp-lstm train configs/{path.name}" in header
+    assert f"mp-lstm train configs/{path.relative_to(CONFIGS)}" in header
     assert re.search(r"Expected: [\d.]+ (minutes|hours) on two CPU cores; validation perplexity", header)
 
 
@@ -113,7 +116,9 @@ def configs(draw: st.DrawFn) -> Config:
         rate_divisor=st.floats(1, 1e300),
     )
     data = section(DataConfig, vocab_limit=st.integers(2, 10**6))
-    return Config(data, model, section(PipelineConfig), optimizer, section(TrainConfig))
+    return Config(
+        data, model, section(PipelineConfig), optimizer, section(TrainConfig, emulate_devices=st.integers(1, 1024))
+    )
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
@@ -167,6 +172,27 @@ def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path):
     (tmp_path / "latin.toml").write_bytes(b"[data]\nsource = '\xe9'")
     with pytest.raises(InputError, match=r"latin\.toml is not TOML: 'utf-8' codec can't decode byte 0xe9"):
         load(tmp_path / "latin.toml")
+
+
+def test_a_number_that_no_float_holds_is_explained():
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate is 10{400}, wanted a number$"):
+        from_table({"optimizer": {"learning_rate": 10**400}})
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path):
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf[train]\r\nepochs = 7\r\n")
+    assert load(tmp_path / "a.toml").train.epochs == 7
+
+
+def test_a_saved_file_that_lost_a_section_is_not_filled_up(tmp_path: Path):
+    """An emptied config.toml made any run one on the demo's text."""
+    path = tmp_path / "config.toml"
+    save(Config(), path)
+    path.write_text(path.read_text().partition("[optimizer]")[0])
+    with pytest.raises(
+        InputError, match=r"config.toml has lost its section \[optimizer\]: put the file of the run back"
+    ):
+        load_saved(path)
 
 
 def test_a_whole_number_is_a_number():
@@ -273,6 +299,29 @@ def test_every_number_has_a_range():
     assert numbers == set(RANGES)
 
 
+@pytest.mark.parametrize("value", ["8 1000000000", "1000000000"])
+@pytest.mark.parametrize("name", ["data.buckets", "data.batch_size", "model.layers", "train.emulate_devices"])
+def test_numbers_far_beyond_use_are_refused(name: str, value: str):
+    """A million emulated devices hung, and such a batch ended in numpy's memory error."""
+    if " " in value and name != "data.buckets":
+        return
+    with pytest.raises(
+        InputError, match=rf"{name} is .*1000000000.*, wanted at least 1 and at most [\d,]+: its default"
+    ):
+        load(overrides=[f"--{name}", *value.split()])
+
+
+def test_a_value_out_of_range_names_its_file_and_what_to_write(tmp_path: Path):
+    path = tmp_path / "a.toml"
+    path.write_text("[train]\nepochs = 0")
+    message = "train.epochs is 0, wanted at least 1: its default is 3"
+    with pytest.raises(InputError, match=f"^{re.escape(f'{path}: {message}')}$"):
+        load(path)
+    with pytest.raises(InputError, match=r"^train\.epochs is -1, wanted at least 1: its default is 3$"):
+        load(path, ["--train.epochs", "-1"])
+    assert load(path, ["--train.epochs", "1"]).train.epochs == 1
+
+
 def test_lists_may_not_be_empty():
     with pytest.raises(InputError, match=r"data\.buckets is \[\], wanted at least 1"):
         load(overrides=["--data.buckets"])
@@ -288,3 +337,13 @@ def test_the_residual_layer_is_one_of_the_layers():
     message = "model.residual is 5, the model has 4 LSTM layers: pass one of them, or none"
     with pytest.raises(InputError, match=re.escape(message)):
         load(overrides=["--model.residual", "5"])
+
+
+@pytest.mark.parametrize("words", [["4", "2"], ["[4, 2]"], ["[4,", "2]"], ["(4, 2)"], ["[4,2]"]])
+def test_a_list_may_be_written_as_in_a_file(words: list[str]):
+    assert override(Config(), ["--pipeline.partition", *words]).pipeline.partition == (4, 2)
+
+
+@pytest.mark.parametrize("words", [["b2", "0.99"], ["{ b2 = 0.99 }"], ["{b2=0.99}"]])
+def test_a_table_may_be_written_as_in_a_file(words: list[str]):
+    assert override(Config(), ["--optimizer.options", *words]).optimizer.options == {"b2": 0.99}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -269,10 +272,97 @@ def test_resuming_a_finished_run_repeats_its_test_and_nothing_else(tiny: Tiny, t
     assert untimed(tmp_path, "train", "valid", "test") == lines
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tiny: Tiny, tmp_path: Path, capsys) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n{"event": "train", "step": 2}\n')
     assert fit(tiny(train={"max_steps": 2}), tmp_path, resume=True).steps == 2
     assert [event["event"] for event in read_metrics(tmp_path / "metrics.jsonl")].count("start") == 1
+    assert "\nthere is no checkpoint yet: begun anew\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["killed", "SIGTERM"])
+def test_the_last_step_may_be_the_best_though_it_was_saved_before_it_was_validated(
+    tiny: Tiny, tmp_path: Path, how: str
+) -> None:
+    """Killed after the checkpoint of step 18, and ended there when it went on: the best stayed step 15, on disk.
+
+    Or the signal to stop came with the last step, 18, of the run.
+    """
+
+    def stop(epoch: int, index: int, batch: Batch) -> Batch:
+        if how == "killed" and (epoch, index) == (1, 8):
+            raise RuntimeError("killed")
+        if how == "SIGTERM" and (epoch, index) == (1, 7):
+            signal.raise_signal(signal.SIGTERM)
+        return batch
+
+    often = {"eval_every": 15, "checkpoint_every": 6}
+    first = tiny(train=often | ({} if how == "killed" else {"max_steps": 18}))
+    with contextlib.suppress(RuntimeError):
+        fit(with_train(first, stop), tmp_path)
+    assert (checkpoint.latest(tmp_path), checkpoint.best(tmp_path)) == (18, 15)
+    second = tiny(train=often | {"max_steps": 18})
+    result = fit(second, tmp_path, resume=True)
+    assert result.best is not None
+    assert result.best.step == checkpoint.best(tmp_path) == 18
+    best = checkpoint.restore(second.pipe, tmp_path, checkpoint.best(tmp_path))
+    assert best.notes.best == result.best
+    assert evaluate(second, best.state, "test") == result.test
+
+
+def test_a_run_whose_best_checkpoint_is_gone_finds_another(tiny: Tiny, tmp_path: Path) -> None:
+    """It would end without one, or look for the one that is gone."""
+    setup = tiny(train={"epochs": 4})
+    assert fit(with_train(setup, mislead), tmp_path).best.step == 10  # type: ignore[union-attr]
+    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    again = fit(setup, tmp_path, resume=True)
+    assert again.best is not None
+    assert again.best.step == checkpoint.best(tmp_path) == 40
+
+
+@pytest.mark.parametrize("gone", ["checkpoints", "checkpoints/*"])
+def test_a_run_that_lost_its_checkpoints_does_not_begin_anew(tiny: Tiny, tmp_path: Path, gone: str) -> None:
+    """It did, silently, and cut its metrics to nothing first."""
+    setup = tiny(train={"epochs": 1})
+    fit(setup, tmp_path)
+    for path in tmp_path.glob(gone):
+        shutil.rmtree(path)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(
+        InputError, match=r"has no checkpoint any more, though its metrics.jsonl tells of 1 valid.*: put"
+    ):
+        fit(setup, tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_is_resumed_with_torn_metrics(tiny: Tiny, tmp_path: Path) -> None:
+    """The line after the torn one was glued to it, and the picture failed at the end."""
+    fit(tiny(train={"epochs": 1}), tmp_path)
+    os.truncate(tmp_path / "metrics.jsonl", 900)
+    assert not (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+    assert fit(tiny(), tmp_path, resume=True).steps == 20
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize("name", ["loss.png", "metrics.jsonl"])
+def test_a_directory_in_the_way_of_a_file(tiny: Tiny, tmp_path: Path, name: str, capsys) -> None:
+    """Of a picture: the run is done all the same. Of metrics: it does not begin."""
+    (tmp_path / name).mkdir()
+    setup = tiny(train={"max_steps": 1})
+    if name == "loss.png":
+        assert fit(setup, tmp_path).test is not None
+        assert "loss.png cannot be written (Is a directory)" in capsys.readouterr().out
+    else:
+        with pytest.raises(InputError, match=r"metrics.jsonl cannot be read \(Is a directory\): move it"):
+            fit(setup, tmp_path, resume=True)
+
+
+def test_checkpoints_that_are_a_file_are_refused_at_once(tiny: Tiny, tmp_path: Path, capsys) -> None:
+    """The run trained up to its first checkpoint."""
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(InputError, match="checkpoints is a file"):
+        fit(tiny(), tmp_path, resume=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_directory_that_holds_another_run_is_refused(tiny: Tiny, whole: Path) -> None:
@@ -438,14 +528,22 @@ def test_steps_that_fill_no_line_get_one_at_the_end(tiny: Tiny, tmp_path: Path) 
 # What is not finite.
 
 
+def huge(batch: Batch) -> np.ndarray:
+    """Weights whose sum is finite, but not the loss with them: all on the first step."""
+    weights = np.zeros(batch.targets.shape, np.float32)
+    weights[0] = np.finfo(np.float32).max / (weights.shape[1] + 1)
+    return weights
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(tiny: Tiny, tmp_path: Path, devices) -> None:
     def poison(epoch: int, index: int, batch: Batch) -> Batch:
-        return batch._replace(weights=np.full(batch.targets.shape, np.nan)) if (epoch, index) == (0, 7) else batch
+        return batch._replace(weights=huge(batch)) if (epoch, index) == (0, 7) else batch
 
     setup = tiny(train={"checkpoint_every": 3})
     message = (
-        rf"^step 8: loss nan, gradient norm nan, not finite in stage 0 \(embed, lstm 1\) on {devices[0]} and stage 1 "
-        rf"\(lstm 2, head\) on {devices[1]}; the step changed no parameters: the last good checkpoint is of step 6, in "
+        r"^step 8: loss (?:nan|inf), gradient norm (?:nan|inf), not finite in stage 0 "
+        rf"\(embed, lstm 1\) on {devices[0]} and stage 1 \(lstm 2, head\) on {devices[1]}; the step changed no "
+        "parameters: the last good checkpoint is of step 6, in "
     )
     with pytest.raises(InputError, match=message):
         fit(with_train(setup, poison), tmp_path)
@@ -457,7 +555,7 @@ def test_nothing_that_is_not_finite_is_saved(tiny: Tiny, tmp_path: Path) -> None
     """Even where the very step after which a checkpoint is due is the bad one."""
 
     def poison(epoch: int, index: int, batch: Batch) -> Batch:
-        return batch._replace(weights=np.full(batch.targets.shape, np.nan)) if index == 2 else batch
+        return batch._replace(weights=huge(batch)) if index == 2 else batch
 
     with pytest.raises(InputError, match=r"^step 3: .*: there is no checkpoint yet, in "):
         fit(with_train(tiny(train={"checkpoint_every": 3}), poison), tmp_path)

@@ -72,6 +72,15 @@ def test_the_same_text_for_any_plan(model, params, placed, devices, temperature:
     assert texts[0] == texts[1]
 
 
+def test_a_tiny_temperature_gives_the_likeliest_word_without_a_warning() -> None:
+    assert draw(np.array([1.0, 3.0, 2.0]), 1e-320, np.random.default_rng(0)) == 1
+
+
+def test_a_negative_seed(placed) -> None:
+    with pytest.raises(InputError, match=r"seed is -1, a whole number of at least 0 is wanted: pass e\.g\. 1"):
+        generate(*placed, WORDS, "the", seed=-1)
+
+
 def test_the_same_seed_gives_the_same_text_and_another_one_another(placed) -> None:
     texts = [generate(*placed, WORDS, "the", tokens=20, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]

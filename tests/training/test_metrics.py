@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mp_lstm.errors import InputError
 from mp_lstm.training.metrics import MetricsWriter, Sums, counted_compilations, perplexity, read_metrics
 
 
@@ -20,6 +21,37 @@ def test_a_line_that_a_killed_run_left_unfinished_is_skipped(tmp_path: Path) -> 
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"event": "train", "step": 10}\n{"event": "tra')
     assert read_metrics(path) == [{"event": "train", "step": 10}]
+
+
+def test_a_line_that_was_not_finished_is_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+    """The next event stood on the same line, and neither could be read."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "train", "step": 10}\n{"event": "tra')
+    with MetricsWriter(path) as writer:
+        writer.write("test", step=20)
+    assert path.read_text() == '{"event": "train", "step": 10}\n{"event": "test", "step": 20}\n'
+
+
+@pytest.mark.parametrize("line", ['{"event": "tr{"event": "test"}', "[1]", '{"step": 1}', "", "\0\0"])
+def test_lines_that_are_no_events_are_skipped(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"event": "train"}}\n{line}\n{{"event": "test"}}\n')
+    assert [event["event"] for event in read_metrics(path)] == ["train", "test"]
+
+
+def test_metrics_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"metrics.jsonl cannot be written \(No such file or directory\): make room"):
+        MetricsWriter(tmp_path / "nowhere" / "metrics.jsonl")
+
+
+def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
+    """Closing the file tried the line again, and that was a traceback."""
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer._file.close()
+    writer._file = Path("/dev/full").open("ab")  # noqa: SIM115 (the writer closes it)
+    message = r"metrics.jsonl cannot be written \(No space left on device\)"
+    with pytest.raises(InputError, match=message), writer:
+        writer.write("train", step=1)
 
 
 def test_a_resumed_run_cuts_the_file_back_and_goes_on_there(tmp_path: Path) -> None:

@@ -50,3 +50,16 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     plot_losses(EVENTS, tmp_path / "loss.png")
     assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loss.xyz", "loss.xyz cannot be drawn (Format 'xyz' is not supported"),
+        ("none/loss.png", "none/loss.png cannot be written (No such file or directory): pass another file name"),
+    ],
+)
+def test_a_file_that_cannot_be_written(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        plot_losses(EVENTS, tmp_path / name)
+    assert message in str(refused.value)
