@@ -93,7 +93,7 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
         writer.write("start", **_start(setup))
         print(_announcement(setup))
         if resume:
-            print(f"resumed after step {state.step}" if state.step else "there is no checkpoint yet: begun anew")
+            print(_resumed(state.step, total))
         print("compiling the programs of every bucket ...", flush=True)
         _warm_up(setup)
         print(setup.pipe.programs.report(), flush=True)
@@ -238,6 +238,14 @@ def _result(trainer: Trainer, test: SplitResult | None, number: int | None = Non
     notes = trainer.notes
     steps = notes.last.step if notes.last else 0
     return FitResult(steps, trainer.seconds, notes.valid, notes.best, test, number)
+
+
+def _resumed(step: int, total: int) -> str:
+    if step == 0:
+        return "there is no checkpoint yet: begun anew"
+    if step < total:
+        return f"resumed after step {step}"
+    return f"resumed after step {step}, the last of the run: raise train.epochs or train.max_steps to go on training"
 
 
 def _interrupted(number: int, step: int, run_dir: Path) -> str:

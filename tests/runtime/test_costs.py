@@ -63,6 +63,7 @@ def measured() -> MeasuredCosts:
     return measure(language_model(), jax.devices()[:1], microbatches=(1, 2), optimizer=optax.sgd(0.1, momentum=0.9))
 
 
+@pytest.mark.slow
 def test_every_task_has_a_time() -> None:
     model, example = dense_model()
     first, second = devices = jax.devices()[:2]
@@ -88,6 +89,7 @@ def test_equal_rows_are_measured_once(measured: Any) -> None:
     assert len(set(lstms)) == 1
 
 
+@pytest.mark.slow
 def test_rows_that_differ_in_anything_but_their_place_are_told_apart() -> None:
     """Sizes, dropout, a residual connection, a tie; and the last LSTM has a dropout more."""
 

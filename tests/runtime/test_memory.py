@@ -118,6 +118,7 @@ def test_temporaries_count_on_the_device_that_runs_the_program(monkeypatch: pyte
         assert with_large[1 - stage] == without[1 - stage]
 
 
+@pytest.mark.slow
 def test_stages_on_one_device_are_one_sum() -> None:
     """An array that is only handed to the other stage is there once."""
     apart, state, batch = two_stages(options={"donate": False})

@@ -272,6 +272,14 @@ def test_resuming_a_finished_run_repeats_its_test_and_nothing_else(tiny: Tiny, t
     assert untimed(tmp_path, "train", "valid", "test") == lines
 
 
+def test_a_resumed_run_says_that_nothing_is_left_to_train(tiny: Tiny, tmp_path: Path, capsys) -> None:
+    """It used to compile, validate and test without a word about why no step was done."""
+    setup = tiny(train={"max_steps": 3})
+    fit(setup, tmp_path)
+    assert fit(setup, tmp_path, resume=True).steps == 3
+    assert "\nresumed after step 3, the last of the run: raise train.epochs or" in capsys.readouterr().out
+
+
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(tiny: Tiny, tmp_path: Path, capsys) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n{"event": "train", "step": 2}\n')
     assert fit(tiny(train={"max_steps": 2}), tmp_path, resume=True).steps == 2
