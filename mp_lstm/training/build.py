@@ -8,6 +8,8 @@
 
 Each step is a function of values. Nothing is trained and no parameter is drawn here: a pipeline is made of programs
 that are compiled when first used. What the library's checks find wrong is told with the section it was set in.
+
+Longer than most files: the steps above are read together, each a function of the ones before.
 """
 
 from __future__ import annotations
