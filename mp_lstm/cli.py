@@ -3,6 +3,8 @@
 A command reads its words and its configuration, prepares the process (`launch`), and hands over to functions that know
 nothing of it. The user's mistakes end in one line on stderr and exit status 2; anything else that goes wrong is ours,
 and leaves with a traceback and status 1.
+
+Longer than most files: the commands share how they find a run, its words and its devices.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ was once done wrong, which do not. A check that its fault passes would guard not
 
 Faults 1 to 23 are those of the example that this project succeeds. Pitfalls, in the second half, come from the issue
 trackers of pipeline, recurrent-network and data libraries. Those of reading text are tested in tests/data.
+
+One file, though a long one: it is the list of faults, in their order.
 """
 
 from __future__ import annotations

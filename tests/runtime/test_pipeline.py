@@ -1,4 +1,7 @@
-"""What a pipeline's methods promise, beside that they compute the right numbers (tests/test_transparency.py)."""
+"""What a pipeline's methods promise, beside that they compute the right numbers (tests/test_transparency.py).
+
+Long, because a pipeline has a dozen methods, and what each refuses is tested beside what it does.
+"""
 
 from __future__ import annotations
 

@@ -48,9 +48,8 @@ def test_a_disk_without_room_is_one_line(tmp_path: Path) -> None:
     """Closing the file tried the line again, and that was a traceback."""
     writer = MetricsWriter(tmp_path / "metrics.jsonl")
     writer._file.close()
-    writer._file = Path("/dev/full").open("ab")  # noqa: SIM115 (the writer closes it)
     message = r"metrics.jsonl cannot be written \(No space left on device\)"
-    with pytest.raises(InputError, match=message), writer:
+    with Path("/dev/full").open("ab") as writer._file, pytest.raises(InputError, match=message), writer:
         writer.write("train", step=1)
 
 
