@@ -10,7 +10,8 @@ from jaxtyping import Array, DTypeLike, Float, Key
 
 from mp_lstm.layers.base import Context, Layer, flat_rows, infer_by_forward, mask_steps
 from mp_lstm.layers.checks import check_features
-from mp_lstm.layers.lstm import check_sizes, product
+from mp_lstm.layers.lstm import check_sizes
+from mp_lstm.layers.products import product
 from mp_lstm.planning.costs import Cost
 
 

@@ -1,5 +1,10 @@
 """Heads: layers whose y is the summed loss.
 
+    words, tags      softmax_head                               a target for each step
+    labels           softmax_head, and last_step_only(batch)    a target for each sequence
+    numbers          sequential(..., loss=squared_error)
+    anything else    sequential(..., loss=f), or from_function(..., with_context=True) with parameters of its own
+
 The softmax head computes the gradient of its logits in F, in the pass over the logits that the loss needs anyway: one
 exponential each, and what is saved replaces the logits. The softmax is never divided by its sum: like dy, the gradient
 of the loss, this scales the small arrays, never the [T, B, V] one.
@@ -24,7 +29,8 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Borrowed, Context, Layer, flat_rows
 from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.embedding import EmbeddingParams
-from mp_lstm.layers.lstm import check_sizes, product, product_transposed
+from mp_lstm.layers.lstm import check_sizes
+from mp_lstm.layers.products import product, product_from_left
 from mp_lstm.planning.costs import Cost
 
 
@@ -121,7 +127,7 @@ def softmax_head(
     ) -> tuple[Array, tuple[()], Tape]:
         kernel, _ = kernel_and_bias(params)
         scale = saved.scale * dy
-        dx = product_transposed(flat_rows(saved.errors), kernel, products).reshape(saved.x.shape) * scale[:, :, None]
+        dx = product_from_left(flat_rows(saved.errors), kernel, products).reshape(saved.x.shape) * scale[:, :, None]
         return dx, dstate, Tape(saved.x * scale[:, :, None], scale, saved.errors)
 
     def weight_gradient(params: Any, tape: Tape, ctx: Context) -> Any:

@@ -6,7 +6,7 @@ over all rows at once, after the scan and off the critical path (W).
 
     F   z = x @ K                         one product over T*B rows
         scan: z_t + h @ R + b -> i f g o c h  saved as separate arrays (slicing a joined one costs 15% of the scan)
-    B   scan in reverse: dz_t, dh = dz_t @ R^T, dc      R read across: laying R^T out anew costs more than it saves
+    B   scan in reverse: dz_t, dh = dz_t @ R^T, dc      as (R dz_t^T)^T: R is read as it lies
         dx = dz @ K^T                     one product
     W   dK = x^T dz, dR = h_prev^T dz, db = sum dz      products over the joined chunks
 
@@ -18,6 +18,8 @@ References:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +27,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Key
 
 from mp_lstm.errors import InputError
+from mp_lstm.layers import cudnn
 from mp_lstm.layers.base import Context, Layer, apply, flat_rows, infer_by_forward, steps_mask
 from mp_lstm.layers.checks import check_features, described
+from mp_lstm.layers.products import product, product_from_left, product_transposed
 from mp_lstm.planning.costs import Cost
 
 UNROLL_LIMIT = 16
@@ -115,21 +119,6 @@ def lstm_init(
     )
 
 
-def product(a: Float[Array, "N K"], b: Float[Array, "K M"], dtype: DTypeLike | None) -> Float[Array, "N M"]:
-    """The product a @ b, operands rounded to `dtype` where one is given; the result keeps a's type."""
-    if dtype is None:
-        return a @ b
-    return jnp.matmul(a.astype(dtype), b.astype(dtype), preferred_element_type=a.dtype)
-
-
-def product_transposed(a: Float[Array, "N M"], b: Float[Array, "K M"], dtype: DTypeLike | None) -> Float[Array, "N K"]:
-    """The product a @ b^T, as `product`: contracted where b lies, since b.T would be laid out anew outside a loop."""
-    kept = a.dtype
-    if dtype is not None:
-        a, b = a.astype(dtype), b.astype(dtype)
-    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=kept)
-
-
 def forward(
     params: LSTMParams,
     x: Float[Array, "T B D"],
@@ -184,10 +173,10 @@ def backward(
             [dc * g * i * (1 - i), dc * c_prev * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)], axis=-1
         )
         if real is None:
-            return LSTMState(product_transposed(dz, recurrent, products), dc * f), dz
+            return LSTMState(product_from_left(dz, recurrent, products), dc * f), dz
         real = real[:, None]
         dz = jnp.where(real, dz, jnp.zeros_like(dz))
-        dh = jnp.where(real, product_transposed(dz, recurrent, products), carry.h)
+        dh = jnp.where(real, product_from_left(dz, recurrent, products), carry.h)
         return LSTMState(dh, jnp.where(real, dc * f, carry.c)), dz
 
     inputs = (dy, saved.gates, saved.c, c_before, mask)
@@ -221,6 +210,7 @@ def lstm_layer(
     unroll: int = 1,
     products: DTypeLike | None = None,
     dtype: DTypeLike = jnp.float32,
+    implementation: str = "auto",
 ) -> Layer:
     """An LSTM layer with hand-written phases.
 
@@ -232,12 +222,15 @@ def lstm_layer(
       unroll: steps of the scan written out at once, 1 to 16.
       products: type to which the operands of matrix products are rounded, such as jnp.bfloat16; None: as they are.
       dtype: type of parameters and state.
+      implementation: "xla": the phases above; "cudnn": NVIDIA's kernel, float32 alone; "auto": cuDNN's where the
+        parameters are pinned to an NVIDIA GPU and all is float32, XLA's elsewhere.
 
     Returns:
       The layer: x [T, B, D] -> y [T, B, H], state LSTMState(h, c).
 
     Raises:
-      InputError: a size or the unroll is out of range.
+      InputError: a size or the unroll is out of range; the implementation is unknown, or "cudnn" and not float32. When
+        first run: "cudnn" and no NVIDIA GPU.
 
     Example:
       >>> import mp_lstm
@@ -267,7 +260,7 @@ def lstm_layer(
     def run_weight_gradient(params: LSTMParams, tape: Tape, ctx: Context) -> LSTMParams:
         return weight_gradient(tape, products=products)
 
-    return Layer(
+    layer = Layer(
         name=name,
         kind="lstm",
         init=init,
@@ -278,6 +271,7 @@ def lstm_layer(
         infer=infer_by_forward(run_forward),
         cost=lambda batch_size, time: lstm_cost(inputs, hidden, batch_size, time, jnp.dtype(dtype).itemsize),
     )
+    return cudnn.implemented(layer, implementation, dtype=dtype, products=products)
 
 
 def lstm_cost(inputs: int, hidden: int, batch_size: int, time: int, itemsize: int) -> Cost:
@@ -309,6 +303,7 @@ def lstm(
     lengths: Array | None = None,
     unroll: int = 1,
     products: DTypeLike | None = None,
+    implementation: str = "auto",
 ) -> tuple[LSTMState, Float[Array, "T B H"]]:
     """Runs one LSTM layer; its gradient is the hand-written backward.
 
@@ -319,12 +314,15 @@ def lstm(
       lengths: [B] real steps of each row, 0 to T. A finished row keeps its state and outputs zero.
       unroll: steps of the scan written out at once, 1 to 16.
       products: type to which the operands of matrix products are rounded; None: as they are.
+      implementation: "xla"; "cudnn": NVIDIA's kernel, float32 alone, not under `jax.vmap`; "auto": cuDNN's on NVIDIA
+        GPUs in float32, XLA's elsewhere.
 
     Returns:
       The state after each row's last real step, and outputs y [T, B, H].
 
     Raises:
-      InputError: the unroll is out of range, or the lengths are no whole numbers.
+      InputError: the unroll is out of range, or the lengths are no whole numbers; the implementation is unknown, or
+        "cudnn" and there is no NVIDIA GPU or not all is float32.
 
     References:
       Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735
@@ -339,10 +337,27 @@ def lstm(
     time, rows, inputs = x.shape
     if lengths is not None and not jnp.issubdtype(jnp.result_type(lengths), jnp.integer):
         raise InputError(f"lstm: lengths are {described(lengths)}, whole numbers of steps [B] are wanted")
-    hidden = params.recurrent_kernel.shape[0]
-    layer = lstm_layer(inputs, hidden, unroll=unroll, products=products, dtype=params.kernel.dtype)
+    hidden, dtype = params.recurrent_kernel.shape[0], params.kernel.dtype
+    options = {"unroll": unroll, "products": products, "dtype": dtype, "implementation": implementation}
+    layer = lstm_layer(inputs, hidden, **options)
     state = layer.init_state(rows) if state is None else LSTMState(*state)
-    return apply(layer, params, x, state, Context(mask=steps_mask(lengths, 0, time)))
+    mask = steps_mask(lengths, 0, time)
+    if implementation == "auto" and cudnn.undecided(params, dtype=dtype, products=products):
+        return _lstm_by_platform(params, x, state, mask, unroll=unroll)
+    return apply(layer, params, x, state, Context(mask=mask))
+
+
+@functools.partial(jax.jit, static_argnames="unroll")
+def _lstm_by_platform(
+    params: LSTMParams, x: Array, state: LSTMState, mask: Array | None, *, unroll: int
+) -> tuple[LSTMState, Array]:
+    """The LSTM by cuDNN where the program is lowered for an NVIDIA GPU. Compiled: run op by op, it would not be."""
+
+    def run(implementation: str) -> Callable[..., tuple[LSTMState, Array]]:
+        layer = lstm_layer(x.shape[-1], state.h.shape[-1], unroll=unroll, implementation=implementation)
+        return lambda params, x, state, mask: apply(layer, params, x, state, Context(mask=mask))
+
+    return jax.lax.platform_dependent(params, x, state, mask, cuda=run("cudnn"), default=run("xla"))
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -44,6 +44,7 @@ from mp_lstm.planning.measured import (
     time_grid,
 )
 from mp_lstm.runtime import single as singles
+from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.memory import nbytes, row_arrays
 from mp_lstm.runtime.placement import Device, stage_sharding, structs, transfer
 from mp_lstm.runtime.programs import Program
@@ -54,7 +55,7 @@ MOST_COPIES = 32
 WHOLE_TIMES, SLICED_TIMES = 4, 3  # numbers of time steps measured, for whole batches and for slices of their rows
 SERIES_SECONDS = 0.01  # a series takes about as long, where the queue of a device holds so many runs
 MOST_RUNS = 30
-POINTS_VERSION = 2  # of what a point on disk means: add one when it changes
+POINTS_VERSION = 3  # of what a point on disk means: add one when it changes
 SMALL, LARGE = 1 << 10, 4 << 20  # bytes of the transfers that tell latency from rate
 
 
@@ -236,7 +237,8 @@ def _measure(works: Sequence[Work], devices: Sequence[Device], repeats: int) -> 
     shardings = [stage_sharding(device) for device in devices]
 
     def compiled(work: Work, sharding: Any) -> Program:
-        return Program(f"stage0_{work.phase}", work.function, structs(work.args, sharding), work.donate)
+        options = compiler_options(work.phase, devices[0])
+        return Program(f"stage0_{work.phase}", work.function, structs(work.args, sharding), work.donate, options)
 
     # Compiling takes most of the time, and one core for each program.
     with ThreadPoolExecutor() as pool:

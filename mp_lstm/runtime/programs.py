@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import jaxpr_as_fun
 
+from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.placement import Tree, structs
 
 
@@ -33,9 +34,17 @@ class Program:
       function: a pure function of trees.
       args: arrays or structs with shardings, as the function will be called.
       donate: positions of arguments whose memory the results may take.
+      options: XLA's, as `compiler_options` gives them.
     """
 
-    def __init__(self, name: str, function: Callable[..., Tree], args: tuple[Tree, ...], donate: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Tree],
+        args: tuple[Tree, ...],
+        donate: tuple[int, ...] = (),
+        options: Mapping[str, Any] | None = None,
+    ):
         args = structs(args)
         leaves, in_tree = jax.tree.flatten(args)
         donated = _leaf_positions(args, donate)
@@ -59,7 +68,7 @@ class Program:
         fresh.__name__ = fresh.__qualname__ = name
         sharding = leaves[0].sharding
         jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=sharding)
-        self._compiled = jitted.lower(*leaves).compile()
+        self._compiled = jitted.lower(*leaves).compile(compiler_options=dict(options or {}))
         self._results = [
             leaves[i] if given else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
             for (given, i), aval in zip(self._sources, closed.out_avals, strict=True)
@@ -166,7 +175,9 @@ class Programs:
         program = self._programs.get(key)
         if program is None:
             name = f"stage{key.stage}_{key.phase}"
-            program = self._programs[key] = Program(name, function, args, donate)
+            (device, *_) = jax.tree.leaves(args)[0].sharding.device_set
+            options = compiler_options(key.phase, device)
+            program = self._programs[key] = Program(name, function, args, donate, options)
         for length in lengths:
             self._by_length.setdefault(length, set()).add(key)
         return program

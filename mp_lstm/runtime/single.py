@@ -21,7 +21,7 @@ from mp_lstm.layers.base import Params
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.model import Model, Tie, ties_from_below
 from mp_lstm.runtime import optimizer as optimizers
-from mp_lstm.runtime.placement import Device, Tree, put
+from mp_lstm.runtime.placement import Device, Tree, put, structs
 from mp_lstm.runtime.stages import Stage, Unit, make_stage
 
 CHUNKS = 4  # that W joins
@@ -34,7 +34,8 @@ class Single(NamedTuple):
 
     Args:
       stage: its functions.
-      own, lent: structs of its parameters and of what another row lends it.
+      own, lent: structs of its parameters and of what another row lends it, pinned to the stage's device: a layer may
+        choose its functions by that.
       x: its input: structs, but arrays for the model's first row, whose values may matter.
       batch: gives `lengths`, and targets to the model's last row.
       is_last: whether it is the model's last row.
@@ -85,8 +86,8 @@ def isolate(
         stage = make_stage(alone, 0, range(len(owners), len(owners) + 1), device, optimizer, max_norm=MAX_NORM)
         single = Single(
             stage=stage,
-            own=jax.eval_shape(stage.init, key),
-            lent=tuple(jax.eval_shape(owner.init, key) for owner in owners),
+            own=structs(jax.eval_shape(stage.init, key), stage.sharding),
+            lent=tuple(structs(jax.eval_shape(owner.init, key), stage.sharding) for owner in owners),
             x=x,
             batch=example,
             is_last=index == len(model.rows) - 1,
@@ -172,8 +173,12 @@ def _numbers() -> np.ndarray:
 
 
 def _traceable(args: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    """Shapes of what may be arrays of the host."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
+    """Shapes of what may be arrays of the host; structs stay pinned where they are."""
+
+    def struct(leaf: Any) -> jax.ShapeDtypeStruct:
+        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(struct, args)
 
 
 def _dtype(single: Single) -> Any:
