@@ -14,12 +14,15 @@ from mp_lstm.layers import (
     LSTMState,
     Model,
     TiedHeadParams,
+    activation_regularisation,
     chain,
     dense,
     dropout,
     embedding,
     from_function,
     language_model,
+    last_step_only,
+    locked_dropout,
     loss_head,
     lstm,
     lstm_init,
@@ -30,6 +33,8 @@ from mp_lstm.layers import (
     softmax_cross_entropy,
     softmax_head,
     squared_error,
+    temporal_regularisation,
+    weight_drop,
 )
 from mp_lstm.planning import (
     SCHEDULES,
@@ -46,7 +51,8 @@ from mp_lstm.planning import (
     predicted_memory,
     simulate,
 )
-from mp_lstm.runtime import Metrics, Pipeline, State, make_pipeline, measure_costs
+from mp_lstm.runtime import Metrics, Pipeline, State, average_parameters, make_pipeline, measure_costs
+from mp_lstm.training.generate import generate
 
 __all__ = [
     "SCHEDULES",
@@ -71,6 +77,8 @@ __all__ = [
     "Schedule",
     "State",
     "TiedHeadParams",
+    "activation_regularisation",
+    "average_parameters",
     "chain",
     "data",
     "default_calibration",
@@ -79,7 +87,10 @@ __all__ = [
     "embedding",
     "emulate_devices",
     "from_function",
+    "generate",
     "language_model",
+    "last_step_only",
+    "locked_dropout",
     "loss_head",
     "lstm",
     "lstm_init",
@@ -96,4 +107,6 @@ __all__ = [
     "softmax_cross_entropy",
     "softmax_head",
     "squared_error",
+    "temporal_regularisation",
+    "weight_drop",
 ]

@@ -14,30 +14,35 @@ import contextlib
 import io
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from mp_lstm import launch
 from mp_lstm.errors import InputError
-from mp_lstm.training.config import Config, load, load_saved, save
+from mp_lstm.training.config import Config, load, save
 from mp_lstm.training.files import writing
 from mp_lstm.training.overrides import flag_types, overrides_help, split_overrides, suggest_flag
+from mp_lstm.training.run_directory import (
+    CONFIG,
+    VOCABULARY,
+    check_same_run,
+    check_writable,
+    fresh_directory,
+    saved_config,
+    saved_vocabulary,
+)
 
 if TYPE_CHECKING:
     from mp_lstm.data import Vocabulary
     from mp_lstm.planning import Plan
     from mp_lstm.planning.costs import CostModel
-    from mp_lstm.training.build import Planned, Setup
-    from mp_lstm.training.checkpoint import Restored
+    from mp_lstm.runtime import Pipeline, State
+    from mp_lstm.training.evaluate import SplitResult
     from mp_lstm.training.fit import FitResult
-
-CONFIG, VOCABULARY = "config.toml", "vocabulary.txt"
-RUN_FILES = {"metrics.jsonl", "checkpoints"}  # what else shows that a directory is a run's
+    from mp_lstm.training.setup import Setup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,14 +134,26 @@ def _parser() -> _Parser:
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept; default: runs/NAME-N, new")
     train.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     evaluate = add("evaluate", _evaluate, "Evaluate the best parameters of a run.", configured=False)
-    evaluate.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
+    read = evaluate.add_mutually_exclusive_group()
+    read.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
+    read.add_argument("--text", metavar="FILE", help="a text instead, a sentence a line; -: standard input")
+    evaluate.add_argument(
+        "--per-token", type=Path, metavar="FILE", help="write each token and its negative log-likelihood there"
+    )
     generate = add("generate", _generate, "Let the best parameters of a run write.", configured=False)
-    generate.add_argument("--prompt", default="", help="text to continue; default: none")
+    begin = generate.add_mutually_exclusive_group()
+    begin.add_argument("--prompt", default="", help="text to continue; default: none")
+    begin.add_argument("--prompts", type=Path, metavar="FILE", help="texts to continue, one a line, all in one batch")
     generate.add_argument("--tokens", type=int, default=50, metavar="N", help="words to write; default: 50")
     generate.add_argument(
         "--temperature", type=float, default=1.0, metavar="X", help="default: 1; 0: the likeliest word"
     )
+    generate.add_argument("--top-k", type=int, metavar="N", help="draw from the N likeliest words; default: from all")
+    generate.add_argument(
+        "--top-p", type=float, metavar="X", help="draw from the likeliest words of this share; default: from all"
+    )
     generate.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text; default: 0")
+    generate.add_argument("--stop-at-eos", action="store_true", help="end a text with its first sentence")
     plan = add(
         "plan", _plan, "Print placement, buckets, timetable and predicted times; train nothing.", configured=True
     )
@@ -158,12 +175,12 @@ def _train(args: argparse.Namespace) -> int:
     if args.resume:
         return _resume(args)
     config = load(args.config, args.overrides)
-    run_dir = _fresh(args.run_dir, "austen" if args.config is None else Path(args.config).stem)
-    _check_writable(run_dir)
+    run_dir = fresh_directory(args.run_dir, "austen" if args.config is None else Path(args.config).stem)
+    check_writable(run_dir)
     launch.prepare(config.train.emulate_devices)
 
-    from mp_lstm.training.build import resolved
     from mp_lstm.training.fit import fit
+    from mp_lstm.training.setup import resolved
 
     setup = _setup(config)
     with writing(run_dir):
@@ -178,11 +195,11 @@ def _resume(args: argparse.Namespace) -> int:
     run_dir = args.run_dir
     if run_dir is None:
         raise InputError("--resume needs the run to go on with: pass --run-dir DIR")
-    saved, vocabulary = _saved_config(run_dir), _saved_vocabulary(run_dir)
+    saved, vocabulary = saved_config(run_dir), saved_vocabulary(run_dir)
     config = load(run_dir / CONFIG if args.config is None else args.config, args.overrides)
     if config.data.buckets == "auto":
         config = replace(config, data=replace(config.data, buckets=saved.data.buckets))
-    _check_same_run(saved, config, run_dir)
+    check_same_run(saved, config, run_dir)
     launch.prepare(config.train.emulate_devices)
 
     from mp_lstm.training.fit import fit
@@ -197,17 +214,24 @@ def _status(result: FitResult) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    config, vocabulary = _saved_config(args.run_dir), _saved_vocabulary(args.run_dir)
+    config, vocabulary = saved_config(args.run_dir), saved_vocabulary(args.run_dir)
     launch.prepare(config.train.emulate_devices)
+    if args.text is not None:
+        return _evaluate_text(args, config, vocabulary)
 
+    from mp_lstm.training.checkpoint import restore_best
     from mp_lstm.training.fit import evaluate
     from mp_lstm.training.loop import epoch_of
     from mp_lstm.training.metrics import FILE, MetricsWriter
 
-    setup = _setup(config, vocabulary)
-    restored = _best(setup.pipe, args.run_dir)
-    result = evaluate(setup, restored.state, args.split)
-    print(f"{args.split}: loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  tokens {result.tokens:,}")
+    with _scores_file(args.per_token) as file:
+        setup = _setup(config, vocabulary)
+        restored = restore_best(setup.pipe, args.run_dir)
+        if file is None:
+            result = evaluate(setup, restored.state, args.split)
+        else:
+            result = _scored(setup.pipe, restored.state, getattr(setup.sources, args.split), vocabulary, file)
+    print(f"{args.split}: {_result_line(result)}")
     if args.split == "test":
         epoch = epoch_of(restored.notes.position)
         try:
@@ -218,33 +242,92 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _evaluate_text(args: argparse.Namespace, config: Config, vocabulary: Vocabulary) -> int:
+    """Evaluates a text of the user's; the run's own is not needed."""
+    from mp_lstm.data import read_text
+    from mp_lstm.training.checkpoint import restore_best
+    from mp_lstm.training.score import text_source
+
+    text = read_text(sys.stdin if args.text == "-" else args.text, vocabulary)
+    source = text_source(config, text)
+    with _scores_file(args.per_token) as file:
+        pipe = _pipe(config, vocabulary)
+        result = _scored(pipe, restore_best(pipe, args.run_dir).state, source, vocabulary, file)
+    unknown = int((text.tokens == vocabulary.unk).sum())
+    name = "standard input" if args.text == "-" else args.text
+    print(f"{name}: {_result_line(result)}, of which {unknown:,} are <unk>")
+    if any(source.dropped):
+        print(source.dropped)
+    return 0
+
+
+def _scored(pipe: Pipeline, state: State, source: Any, vocabulary: Vocabulary, file: IO[str] | None) -> SplitResult:
+    """Evaluates a source token by token; writes the tokens where there is a file for them."""
+    from mp_lstm.training.score import score, score_lines
+
+    scores = score(pipe, state, source)
+    if file is not None:
+        file.writelines(score_lines(scores, vocabulary))
+    return scores.result
+
+
+@contextlib.contextmanager
+def _scores_file(path: Path | None) -> Iterator[IO[str] | None]:
+    """The file that tokens are written to, opened before the work."""
+    if path is None:
+        yield None
+        return
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): pass another file as --per-token") from error
+
+
+def _result_line(result: SplitResult) -> str:
+    return f"loss {result.loss:.4f}  perplexity {result.perplexity:.2f}  tokens {result.tokens:,}"
+
+
 def _generate(args: argparse.Namespace) -> int:
-    config, vocabulary = _saved_config(args.run_dir), _saved_vocabulary(args.run_dir)
+    config, vocabulary = saved_config(args.run_dir), saved_vocabulary(args.run_dir)
     launch.prepare(config.train.emulate_devices)
 
+    from mp_lstm.training.checkpoint import restore_best
+    from mp_lstm.training.generate import generate, read_prompts
+
+    prompts = args.prompt if args.prompts is None else read_prompts(args.prompts)
+    pipe = _pipe(config, vocabulary)
+    texts = generate(
+        pipe,
+        restore_best(pipe, args.run_dir).state,
+        vocabulary,
+        prompts,
+        tokens=args.tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        stop_at_eos=args.stop_at_eos,
+        carry=config.data.mode == "contiguous",
+    )
+    print("\n\n".join(texts))
+    return 0
+
+
+def _pipe(config: Config, vocabulary: Vocabulary) -> Pipeline:
+    """The pipeline of a run to predict with: its partition, but neither its text nor how it cut batches."""
     import jax
 
-    from mp_lstm.training.build import make_model, make_pipe, make_schedule, plan_for
-    from mp_lstm.training.generate import generate
+    from mp_lstm.training.build import make_model
+    from mp_lstm.training.optimizers import make_schedule
+    from mp_lstm.training.planned import plan_for
+    from mp_lstm.training.setup import make_pipe
 
-    # One word at a time needs the partition of the run, but neither its text nor how it cut batches.
     pipeline = replace(config.pipeline, schedule="auto", chunk="auto", microbatches="auto")
     config = replace(config, pipeline=pipeline)
     model = make_model(config, len(vocabulary))
     plan = plan_for(config, model, [1], jax.devices())
-    pipe = make_pipe(config, model, plan, make_schedule(config, updates=1))
-    text = generate(
-        pipe,
-        _best(pipe, args.run_dir).state,
-        vocabulary,
-        args.prompt,
-        tokens=args.tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-        carry=config.data.mode == "contiguous",
-    )
-    print(text)
-    return 0
+    return make_pipe(config, model, plan, make_schedule(config, updates=1))
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -254,7 +337,8 @@ def _plan(args: argparse.Namespace) -> int:
     import jax
 
     from mp_lstm.planning import predict
-    from mp_lstm.training.build import bill_of, make_planned, read_corpus
+    from mp_lstm.training.build import bill_of, read_corpus
+    from mp_lstm.training.planned import make_planned, prediction_lines
     from mp_lstm.training.timeline import device_names
     from mp_lstm.training.timeline_plot import timeline_picture
 
@@ -275,7 +359,7 @@ def _plan(args: argparse.Namespace) -> int:
     print(f"\nbucket {commonest}, the commonest:\n{plan.schedule((commonest,))}")
     if (bill := bill_of(config, corpus, planned.sources)) is not None:
         print(f"\n{bill}")
-    print(f"\n{_predicted(planned, counts)}")
+    print(f"\n{prediction_lines(planned, counts)}")
     if plan.choices:
         print(f"\n{plan.explain()}")
     return 0
@@ -327,7 +411,8 @@ def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
     """Everything a run needs, on the devices of this process; of the words of a run where they are given."""
     import jax
 
-    from mp_lstm.training.build import make_setup, read_corpus
+    from mp_lstm.training.build import read_corpus
+    from mp_lstm.training.setup import make_setup
 
     corpus = read_corpus(config)
     if vocabulary is not None and corpus.vocabulary != vocabulary:
@@ -341,106 +426,6 @@ def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
 def _cost_cache() -> Path:
     """Where measured costs are kept."""
     return launch.cache_folder() / "costs"
-
-
-def _fresh(run_dir: Path | None, name: str) -> Path:
-    """The directory of a new run: the one that was asked for, if it is free, else the next one of this name."""
-    if run_dir is None:
-        number = 1
-        while (path := Path("runs", f"{name}-{number}")).exists():
-            number += 1
-        return path
-    if run_dir.is_file():
-        raise InputError(f"{run_dir} is a file: pass a directory as --run-dir")
-    with writing(run_dir):
-        held = {path.name for path in run_dir.iterdir()} if run_dir.exists() else set()
-    if CONFIG in held:
-        raise InputError(f"{run_dir} holds another run: pass --resume to go on with it, or another --run-dir")
-    if held:
-        what = f"a run that has lost its {CONFIG}" if held & RUN_FILES else "other files"
-        raise InputError(f"{run_dir} holds {what}: pass another --run-dir")
-    return run_dir
-
-
-def _check_writable(run_dir: Path) -> None:
-    """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work."""
-    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-    try:
-        with writing(run_dir):
-            run_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=run_dir) as file:
-                file.write(b"room")
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # not made after all, or somebody else's too by now
-                path.rmdir()
-
-
-def _saved_config(run_dir: Path) -> Config:
-    if (run_dir / CONFIG).is_file():
-        return load_saved(run_dir / CONFIG)
-    if any((run_dir / name).exists() for name in RUN_FILES):
-        raise InputError(f"{run_dir} holds a run that has lost its {CONFIG}: put the file back, or train anew")
-    raise InputError(f"{run_dir} is no run directory, it has no {CONFIG}: train first, or pass another directory")
-
-
-def _saved_vocabulary(run_dir: Path) -> Vocabulary:
-    from mp_lstm.data import Vocabulary
-
-    return Vocabulary.load(run_dir / VOCABULARY)
-
-
-def _check_same_run(saved: Config, config: Config, run_dir: Path) -> None:
-    """A resumed run may go on elsewhere, longer or at other rates, but not as another model or on other batches.
-
-    The text may have moved: that it has the same words is checked when it has been read.
-    """
-    fixed = {
-        "a checkpoint of another model": [f"model.{name}" for name in vars(saved.model)],
-        "a run on other batches": [*(f"data.{name}" for name in vars(saved.data) if name != "source"), "train.seed"],
-    }
-    for what, names in fixed.items():
-        for name in names:
-            before, now = (attrgetter(name)(one) for one in (saved, config))
-            if now != before:
-                raise InputError(
-                    f"{run_dir} holds {what}: its {name} is {before!r}, now it is {now!r}: leave it as it was, or "
-                    "start a new run"
-                )
-
-
-def _best(pipe: Any, run_dir: Path) -> Restored:
-    """The best parameters of a run."""
-    from mp_lstm.training import checkpoint
-
-    return checkpoint.restore(pipe, run_dir, checkpoint.best(run_dir))
-
-
-def _predicted(planned: Planned, counts: dict[int, int]) -> str:
-    """Predicted time of a step, busy share and memory of each device, for each bucket and over all batches."""
-    from mp_lstm.planning import predict, predicted_memory
-
-    _, model, plan, costs = planned
-    lines = [f"{costs.label}:"]
-    seconds, busy = 0.0, [0.0] * len(set(plan.device_indices))
-    for length, count in sorted(counts.items()):
-        timeline = predict(plan, model, costs, length)
-        shares = [timeline.busy[device] / timeline.makespan for device in sorted(timeline.busy)]
-        lines.append(f"  bucket {length:>4}: {_step_line(plan, timeline.makespan, shares)}")
-        seconds += count * timeline.makespan
-        busy = [total + count * timeline.busy[device] for device, total in enumerate(busy)]
-    mean = _step_line(plan, seconds / sum(counts.values()), [part / seconds for part in busy])
-    devices = dict(zip(plan.device_indices, plan.devices, strict=True))
-    peaks = predicted_memory(plan, model, costs)
-    memory = ", ".join(f"{devices[index]} {peak / 1e6:,.1f} MB" for index, peak in peaks.items())
-    return "\n".join([*lines, f"  all batches: {mean}", f"  most memory: {memory}"])
-
-
-def _step_line(plan: Plan, seconds: float, busy: Sequence[float]) -> str:
-    """A step in words: its time, and the share of it that each device is busy."""
-    devices = dict(zip(plan.device_indices, plan.devices, strict=True))
-    shares = ", ".join(f"{devices[index]} busy {share:.0%}" for index, share in enumerate(busy))
-    return f"{seconds * 1e3:,.1f} ms a step, {shares}"
 
 
 if __name__ == "__main__":

@@ -6,11 +6,16 @@ masks, which are a function of (key, batch counter, place of the layer, time ste
 
     root = dropout_key(key);  key of row r = fold_in(root, r);  each chain inside a row folds in the place of its child
 
-    row                                                    mask before   mask after
-    chain([dropout, lstm])                                 fold 0
-    chain([dropout, lstm, dropout])          (last row)    fold 0        fold 2
-    residual(chain([dropout, lstm]))                       fold 0
-    chain([residual(chain([dropout, lstm])), dropout])     fold 0, 0     fold 1
+    row                                                               into   weights   out
+    lstm                                                                     none
+    chain([dropout, lstm])                                            0      1
+    chain([dropout, lstm, dropout])                     (last row)    0      1         2
+    chain([dropout, lstm, temporal, dropout, activation])             0      1         3
+    residual(chain([dropout, lstm]))                                  0      1
+    chain([residual(chain([dropout, lstm])), dropout])  (last row)    0, 0   0, 1      1
+
+Layers of rate zero are not there; `_places` counts. Regularised activations add to what is differentiated, not to the
+loss.
 
 It is slow and meant to be obvious. Gradients are those of the summed loss; `Result.mean` divides.
 
@@ -45,12 +50,31 @@ class Spec(NamedTuple):
       dropout: rate; 0: the model has no dropout layers.
       tie: the decoder uses the embedding's table.
       residual_from: LSTM layers from this one on (counted from 1) add their input where sizes agree.
+      dropout_input, dropout_output: rates into the first layer and out of the last; None: as `dropout`.
+      dropout_words, weight_drop: rates of words and of recurrent weights that are zero for a batch.
+      dropout_locked: masks are those of the first step.
+      activation_reg, temporal_reg: factors of what is added for each real step.
     """
 
     layers: int
     dropout: float = 0.0
     tie: bool = False
     residual_from: int | None = None
+    dropout_input: float | None = None
+    dropout_output: float | None = None
+    dropout_words: float = 0.0
+    dropout_locked: bool = False
+    weight_drop: float = 0.0
+    activation_reg: float = 0.0
+    temporal_reg: float = 0.0
+
+    @property
+    def into(self) -> float:
+        return self.dropout if self.dropout_input is None else self.dropout_input
+
+    @property
+    def out(self) -> float:
+        return self.dropout if self.dropout_output is None else self.dropout_output
 
 
 class Result(NamedTuple):
@@ -83,7 +107,7 @@ def run(
       spec: the model.
       params: a tuple, one entry a row, on the host or on any devices.
       batches: records with inputs, targets, weights, lengths and resets, of any lengths [T, B].
-      key: training's key; None: no dropout.
+      key: training's key; None: no dropout, and nothing added for activations.
       counter: number of the first batch; each batch counts one.
       carry: (h, c) of each LSTM layer before the window, read by batches with `resets`; None: zeros.
 
@@ -103,7 +127,7 @@ def logits(spec: Spec, params: Any, inputs: Any) -> Any:
     params = jax.tree.map(np.array, params)
     lstms = list(named_tuples_with(params, "recurrent_kernel"))
     mask = jnp.ones(inputs.shape, bool)
-    y, _ = _layers(spec, params, lstms, jnp.asarray(inputs), mask, _zeros(lstms, inputs.shape[1]), None, 0)
+    y, _, _ = _layers(spec, params, lstms, jnp.asarray(inputs), mask, _zeros(lstms, inputs.shape[1]), None, 0)
     return np.asarray(_decode(spec, params, y))
 
 
@@ -118,10 +142,10 @@ def _window(spec: Spec, counter: int, params: Any, batches: Any, key: Any, carry
         mask = jnp.ones((time, rows), bool) if lengths is None else jnp.arange(time)[:, None] < lengths[None, :]
         weights = jnp.where(mask, 1.0 if weights is None else weights, 0.0).astype(lstms[0].kernel.dtype)
         before = zeros if resets is None or carry is None else _reset(resets, zeros, carry)
-        y, after = _layers(spec, params, lstms, inputs, mask, before, key, counter + k)
+        y, after, added = _layers(spec, params, lstms, inputs, mask, before, key, counter + k)
         targets = jnp.where(weights == 0, 0, targets)  # what stands on padding need not be a token
         losses = optax.softmax_cross_entropy_with_integer_labels(_decode(spec, params, y), targets)
-        loss_sum += (weights * losses).sum()
+        loss_sum += (weights * losses).sum() + (added - jax.lax.stop_gradient(added))
         weight_sum += weights.sum()
         states.append(after)
         carry = carry if resets is None else jax.lax.stop_gradient(after)
@@ -139,32 +163,63 @@ def _reset(resets: Any, zeros: Any, carry: Any) -> Any:
 
 def _layers(
     spec: Spec, params: Any, lstms: Sequence[Any], inputs: Any, mask: Any, before: Any, key: Any, counter: int
-) -> tuple[Any, tuple[tuple[Any, Any], ...]]:
-    """Embedding and LSTM layers: outputs [T, B, H], and each layer's (h, c) after every row's last real step."""
+) -> tuple[Any, tuple[tuple[Any, Any], ...], Any]:
+    """Embedding and LSTM layers: outputs [T, B, H], each layer's (h, c) after every row's last real step, and terms."""
+
+    def draw(row: int, place: tuple[int, ...], rate: float, shape: tuple[int, ...]) -> Any:
+        """What is multiplied: 0 where dropped, else one by the share that is kept."""
+        if key is None or rate == 0:
+            return jnp.ones(shape)
+        folded = functools.reduce(jax.random.fold_in, place, jax.random.fold_in(dropout_key(key), row))
+        return keep_mask(folded, counter, 0, 0, shape, rate) / keep_probability(rate)
+
+    def dropped(x: Any, row: int, place: tuple[int, ...], rate: float) -> Any:
+        steps = 1 if spec.dropout_locked else len(x)
+        return x * draw(row, place, rate, (steps, *x.shape[1:])).astype(x.dtype)
+
     table = jnp.asarray(params[0].table)
-    root = None if key is None else dropout_key(key)
-    x, after = table[inputs], []
+    words = draw(0, (), spec.dropout_words, (1, 1, len(table)))[0, 0, :, None].astype(table.dtype)
+    x, y, after = (table * words)[inputs], None, []
     for index, (lstm, state) in enumerate(zip(lstms, before, strict=True)):
         number, last = index + 1, index + 1 == len(lstms)  # the number is the row too: row 0 is the embedding
         skip = spec.residual_from is not None and number >= spec.residual_from and x.shape[-1] == state[0].shape[-1]
-        places = {
-            (False, False): ((0,), None),
-            (False, True): ((0,), (2,)),
-            (True, False): ((0,), None),
-            (True, True): ((0, 0), (1,)),
-        }[skip, last]
-        y, state = _scan(lstm, _dropped(spec, x, root, number, places[0], counter), state, mask)
-        x = _dropped(spec, x + y if skip else y, root, number, places[1], counter)
+        into = spec.dropout if index else spec.into
+        places = _places(spec, into, skip=skip, last=last)
+        kernel = lstm.recurrent_kernel
+        factor = draw(number, places["weights"], spec.weight_drop, (1, *kernel.shape))[0].astype(kernel.dtype)
+        weights = lstm._replace(recurrent_kernel=kernel * factor)
+        y, state = _scan(weights, dropped(x, number, places.get("into", ()), into), state, mask)
+        x = x + y if skip else y
+        x = dropped(x, number, places.get("out", ()), spec.out) if last else x
         after.append(state)
-    return x, tuple(after)
+    return x, tuple(after), 0.0 if key is None else _terms(spec, x, y, mask)
 
 
-def _dropped(spec: Spec, x: Any, root: Any, row: int, place: tuple[int, ...] | None, counter: int) -> Any:
-    if root is None or place is None or spec.dropout == 0:
-        return x
-    key = functools.reduce(jax.random.fold_in, place, jax.random.fold_in(root, row))
-    mask = keep_mask(key, counter, 0, 0, x.shape, spec.dropout)
-    return jnp.where(mask, x / keep_probability(spec.dropout), 0)
+def _terms(spec: Spec, x: Any, y: Any, mask: Any) -> Any:
+    """Sums over real steps, and over real steps with one before, of means over features."""
+    size = jnp.square(x).mean(axis=-1)
+    moved = jnp.square(y[1:] - y[:-1]).mean(axis=-1)
+    return (spec.activation_reg * jnp.where(mask, size, 0).sum()) + (
+        spec.temporal_reg * jnp.where(mask[1:], moved, 0).sum()
+    )
+
+
+def _places(spec: Spec, into: float, *, skip: bool, last: bool) -> dict[str, tuple[int, ...]]:
+    """Where the layers of a row stand: what their keys are folded with, in order."""
+    within = {"into": into, "weights": True, "temporal": last and spec.temporal_reg}
+    after = {"out": last and spec.out, "activation": last and spec.activation_reg}
+    inner, outer = ([name for name, there in names.items() if there] for names in (within, after))
+    return _paths([inner, *outer] if skip else inner + outer)
+
+
+def _paths(parts: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """The path to each name in nested chains; one layer alone is no chain."""
+    found = {}
+    for i, part in enumerate(parts):
+        here = (i,) if len(parts) > 1 else ()
+        below = {part: ()} if isinstance(part, str) else _paths(part)
+        found |= {name: here + path for name, path in below.items()}
+    return found
 
 
 def _scan(lstm: Any, x: Any, state: tuple[Any, Any], mask: Any) -> tuple[Any, tuple[Any, Any]]:

@@ -5,7 +5,9 @@ A little over 400 lines: the tables of mistakes are long, and all share the fixt
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import re
 import shutil
@@ -25,6 +27,7 @@ from mp_lstm.training import timeline_plot
 from mp_lstm.training.config import Config, load
 from mp_lstm.training.fit import FitResult
 from mp_lstm.training.overrides import flag_types
+from mp_lstm.training.run_directory import fresh_directory
 
 TINY = """
 [data]
@@ -169,6 +172,45 @@ def test_generate_needs_only_the_run(copied: Path, run: Callable[..., Done]):
     assert run(*words, "1", "--seed", "1").out != run(*words, "1", "--seed", "2").out
 
 
+def test_a_file_of_prompts_is_a_batch(copied: Path, run: Callable[..., Done]):
+    (copied / "prompts.txt").write_text("a b c\n\nb\n")
+    words = ("generate", "runs/tiny-1", "--tokens", "4", "--top-k", "3", "--top-p", "0.9", "--seed", "2")
+    done = run(*words, "--prompts", "prompts.txt")
+    alone = [run(*words, "--prompt", prompt).out for prompt in ("a b c", "b")]
+    assert (done.status, done.out) == (0, "\n".join(alone))
+    ended = run(*words, "--prompt", "a b c", "--tokens", "50", "--stop-at-eos").out
+    assert ended.count("\n") == 1
+
+
+def test_every_token_is_scored(copied: Path, run: Callable[..., Done]):
+    whole = run("evaluate", "runs/tiny-1").out
+    done = run("evaluate", "runs/tiny-1", "--per-token", "scores.tsv")
+    assert (done.status, done.out) == (0, whole)
+    *_, before, after = events(copied / "runs" / "tiny-1")
+    assert after | {"loss": 0, "perplexity": 0} == before | {"loss": 0, "perplexity": 0}
+    assert after["loss"] == pytest.approx(before["loss"], rel=1e-5)
+    lines = [line.split("\t") for line in (copied / "scores.tsv").read_text().splitlines()]
+    text = (copied / "text" / "test.txt").read_text()
+    assert [word for word, _ in lines] == [*text.replace("\n", " <eos> ").split(), "<eos>"]
+    mean = sum(float(loss) for _, loss in lines) / len(lines)
+    assert f"perplexity {math.exp(mean):.2f}  tokens {len(lines)}\n" in whole
+
+
+def test_a_text_of_ones_own(copied: Path, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch):
+    """The run's own test text as a file, and on standard input; the corpus is not needed."""
+    whole = run("evaluate", "runs/tiny-1").out
+    text = (copied / "text" / "test.txt").rename(copied / "mine.txt")
+    shutil.rmtree(copied / "text")
+    before = events(copied / "runs" / "tiny-1")
+    done = run("evaluate", "runs/tiny-1", "--text", "mine.txt", "--per-token", "scores.tsv")
+    found = whole.removeprefix("test: ").rstrip()
+    assert (done.status, done.out) == (0, f"mine.txt: {found}, of which 0 are <unk>\n")
+    assert len((copied / "scores.tsv").read_text().splitlines()) == int(found.split()[-1])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    assert run("evaluate", "runs/tiny-1", "--text", "-").out == f"standard input: {found}, of which 0 are <unk>\n"
+    assert events(copied / "runs" / "tiny-1") == before
+
+
 def test_a_run_goes_on_longer_and_on_other_stages(copied: Path, run: Callable[..., Done]):
     done = run("train", "tiny.toml", "--run-dir", "runs/tiny-1", "--resume", "--train.epochs=2", "--pipeline.stages=1")
     assert done.status == 0
@@ -195,7 +237,7 @@ def test_new_runs_are_numbered(place: Path, run: Callable[..., Done], monkeypatc
     monkeypatch.setattr(fit_module, "fit", lambda *_, **__: finished())
     for number in (1, 2):
         assert run("train", "tiny.toml").out == f"run directory: runs/tiny-{number}\n"
-    assert cli._fresh(None, "austen") == Path("runs/austen-1")
+    assert fresh_directory(None, "austen") == Path("runs/austen-1")
 
 
 def test_an_interrupted_run_is_not_done(place: Path, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch):
@@ -323,7 +365,7 @@ def test_a_mistake_is_one_line(place: Path, refused: Callable[..., None], line: 
 
 
 def test_a_loss_that_is_not_finite_is_one_line(place: Path, run: Callable[..., Done]):
-    words = "--optimizer.name sgd --optimizer.learning_rate 1e30 --optimizer.max_norm none"
+    words = "--optimizer.name sgd --optimizer.learning_rate 1e38 --optimizer.max_norm none"
     done = run("train", "tiny.toml", *words.split())
     assert done.status == 2
     assert re.fullmatch(r"mp-lstm: error: step \d+: loss [^\n]+\n", done.err)
@@ -418,6 +460,30 @@ def test_a_run_may_be_one_that_is_only_read(copied: Path, run: Callable[..., Don
 
 def test_a_negative_seed_is_one_line(copied: Path, refused: Callable[..., None]):
     refused("generate runs/tiny-1 --seed -1", "seed is -1, a whole number of at least 0 is wanted")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("evaluate runs/tiny-1 --text none.txt", "none.txt cannot be read (No such file or directory)"),
+        ("evaluate runs/tiny-1 --text text", "text cannot be read (Is a directory)"),
+        ("evaluate runs/tiny-1 --text blank.txt", "blank.txt has no words"),
+        ("evaluate runs/tiny-1 --text latin.txt", "latin.txt, line 2: the byte 0xe9 is not UTF-8"),
+        ("evaluate runs/tiny-1 --text strange.txt", "strange.txt, line 1: the word 'zebra' is not in the training tex"),
+        ("evaluate runs/tiny-1 --text a.txt --split test", "--split: not allowed with argument --text"),
+        ("evaluate runs/tiny-1 --per-token none/a", "none/a cannot be written (No such file or directory): pass anot"),
+        ("generate runs/tiny-1 --prompts none.txt", "none.txt cannot be read (No such file or directory)"),
+        ("generate runs/tiny-1 --prompts blank.txt", "blank.txt has no words: write one prompt a line"),
+        ("generate runs/tiny-1 --prompts a.txt --prompt a", "--prompt: not allowed with argument --prompts"),
+        ("generate runs/tiny-1 --top-k 0", "top_k is 0, at least 1 is wanted"),
+        ("generate runs/tiny-1 --top-p 2", "top_p is 2.0, a number above 0 and at most 1 is wanted"),
+    ],
+)
+def test_a_mistake_about_a_run_is_one_line(copied: Path, refused: Callable[..., None], line: str, message: str):
+    (copied / "blank.txt").write_text(" \n\n")
+    (copied / "latin.txt").write_bytes(b"a b\ncaf\xe9\n")
+    (copied / "strange.txt").write_text("a zebra\n")
+    refused(line, message)
 
 
 def test_an_unknown_word_of_a_prompt(copied: Path, refused: Callable[..., None]):

@@ -51,12 +51,12 @@ from mp_lstm.planning.simulate import simulate
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.placement import put, stage_sharding
 from mp_lstm.runtime.programs import Program
-from mp_lstm.training.build import make_setup
 from mp_lstm.training.checkpoint import steps as checkpoints
 from mp_lstm.training.config import from_table
 from mp_lstm.training.evaluate import SplitResult
 from mp_lstm.training.fit import fit
 from mp_lstm.training.generate import generate
+from mp_lstm.training.setup import make_setup
 from reference import assert_close, lstm_states
 
 Check = Callable[[Any], None]
@@ -629,7 +629,7 @@ def test_fault_23_no_command_line_seed_checkpoint_test_set_or_sampling(
 
         def write(self, seed: int) -> str:
             pipe = run.setup.pipe
-            return generate(pipe, pipe.load(random_params(pipe.model)), WORDS, "a b", tokens=8, seed=seed)
+            return generate(pipe, pipe.load(random_params(pipe.model)), WORDS, "a b", tokens=8, seed=seed)[0]
 
     def check(project: Any) -> None:
         assert all(command in project.commands for command in ("train", "evaluate", "generate", "plan", "timeline"))

@@ -2,6 +2,8 @@
 
 `make test` draws 30 random cases, `make test-all` 300. What hypothesis prints for a case that fails is all there is to
 know about it: `Case` says everything, numbers included.
+
+Longer than most files: one rule, and all that it holds for.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Case(NamedTuple):
 
     hidden: tuple[int, ...]
     embed: int
-    dropout: float
+    regularised: dict[str, Any]
     tie: bool
     residual_from: int | None
     partition: tuple[int, ...]
@@ -71,14 +73,14 @@ class Case(NamedTuple):
             embed=self.embed,
             hidden=self.hidden,
             layers=len(self.hidden),
-            dropout=self.dropout,
             tie=self.tie,
             residual_from=self.residual_from,
             dtype=dtype,
+            **self.regularised,
         )
 
     def spec(self) -> reference.Spec:
-        return reference.Spec(len(self.hidden), self.dropout, self.tie, self.residual_from)
+        return reference.Spec(len(self.hidden), tie=self.tie, residual_from=self.residual_from, **self.regularised)
 
     def plan(self, model: mp_lstm.Model) -> mp_lstm.Plan:
         return mp_lstm.make_plan(
@@ -115,6 +117,25 @@ def batch_cases(draw: st.DrawFn, time: int, rows: int, *, carried: bool) -> Batc
     )
 
 
+def regularisers() -> st.SearchStrategy[dict[str, Any]]:
+    """None, plain dropout, or some of all that there are; names as in `mp_lstm.language_model`."""
+
+    def rates(*values: float | None) -> st.SearchStrategy[float | None]:
+        return st.sampled_from(values)
+
+    some = {
+        "dropout": rates(0.0, 0.3),
+        "dropout_input": rates(None, 0.0, 0.2),
+        "dropout_output": rates(None, 0.0, 0.4),
+        "dropout_words": rates(0.0, 0.3),
+        "dropout_locked": st.booleans(),
+        "weight_drop": rates(0.0, 0.5),
+        "activation_reg": rates(0.0, 2.0),
+        "temporal_reg": rates(0.0, 1.0),
+    }
+    return st.just({}) | st.just({"dropout": 0.3}) | st.fixed_dictionaries(some)
+
+
 @st.composite
 def cases(draw: st.DrawFn, *, most_layers: int = 5) -> Case:
     layers = draw(st.integers(1, most_layers))
@@ -136,7 +157,7 @@ def cases(draw: st.DrawFn, *, most_layers: int = 5) -> Case:
     return Case(
         hidden=tuple(hidden),
         embed=embed,
-        dropout=draw(st.sampled_from([0.0, 0.3])),
+        regularised=draw(regularisers()),
         tie=hidden[-1] == embed and draw(st.booleans()),
         residual_from=draw(st.none() | st.integers(1, layers)),
         partition=tuple(np.diff([0, *cuts, rows]).tolist()),
@@ -173,7 +194,7 @@ def check(case: Case, dtype: Any) -> None:
         case.spec(),
         params,
         window,
-        key=key if case.dropout else None,
+        key=key,
         counter=case.counter,
         carry=reference.lstm_states(carry) if carries else None,
     )
@@ -260,6 +281,22 @@ def test_two_clipped_updates_equal_optax_on_one_device(x64: None, optimizer: opt
         counter += len(window)
     assert_close(pipe.params(state), expected, 1e-10)
     assert (state.step, state.batches) == (2, 3)
+
+
+def test_rounded_products_are_the_same_for_any_plan(x64: None) -> None:
+    """With operands in bfloat16 and sums in float64: each stage and unit rounds what one stage rounds."""
+    sizes = {"vocab": VOCAB, "embed": 4, "hidden": 4, "layers": 1, "dropout": 0.3, "tie": True}
+    model = mp_lstm.language_model(**sizes, products=jnp.bfloat16, dtype=jnp.float64)
+    params, batch = random_params(model), random_batch(np.random.default_rng(0), 6, 4, lengths=[6, 0, 3, 5])
+
+    def run(**planned: Any) -> Any:
+        pipe = examples.pipeline(model, lengths=(6,), **planned)
+        return pipe.value_and_grad(pipe.load(params, key=jax.random.key(KEY)), batch)
+
+    one = run(devices=jax.devices()[:1], schedule="serial")
+    assert_close(run(partition=(2, 1), chunk=2, microbatches=2), one, 1e-10)
+    exact = mp_lstm.language_model(**sizes, dtype=jnp.float64).loss(params, batch, key=jax.random.key(KEY))[0]
+    assert 1e-6 < abs(one[0] / exact - 1) < 1e-2
 
 
 def test_the_originals_run_through_two_stages() -> None:

@@ -12,6 +12,7 @@ from mp_lstm.data.buckets import (
     piece_histogram,
 )
 from mp_lstm.data.corpus import Corpus, Split, load_austen, read_directory, read_text
+from mp_lstm.data.random_lengths import RandomLengthBatches
 from mp_lstm.data.sequences import Sequences, join_sequences
 from mp_lstm.data.source import BatchSource, Dropped, Position, iterate
 from mp_lstm.data.vocabulary import EOS, UNK, Vocabulary, build_vocabulary
@@ -27,6 +28,7 @@ __all__ = [
     "Dropped",
     "Histogram",
     "Position",
+    "RandomLengthBatches",
     "SentenceBatches",
     "Sequences",
     "Split",

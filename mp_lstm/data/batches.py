@@ -39,7 +39,7 @@ class SentenceBatches:
     """Sentences in batches of their bucket's length.
 
     In each epoch sentences are permuted within their bucket, cut into batches, and the batches of all buckets permuted
-    together. Sentences may be any sequences (see `sequence_batches`).
+    together. Sentences may be any sequences (see `sequence_batches`). Blank lines of a text are skipped.
 
     Args:
       split: the sentences.
@@ -52,7 +52,7 @@ class SentenceBatches:
 
     Attributes:
       histogram: of the sentence lengths.
-      dropped: what the policy "drop" leaves out.
+      dropped: what the policy "drop" leaves out, and how many blank lines there are.
 
     Raises:
       InputError: there are no sentences, or a setting is out of range.
@@ -77,12 +77,15 @@ class SentenceBatches:
     def __post_init__(self) -> None:
         integer("batch_size", self.batch_size)
         integer("seed", self.seed, 0)
-        lengths = np.diff(self.split.offsets)
+        sentences = self.split.sentences if isinstance(self.split, Split) else self.split
+        blank = len(self.split.offsets) - len(sentences.offsets)
+        lengths = np.diff(sentences.offsets)
         histogram = length_histogram(lengths)
         buckets = fit_buckets(histogram, self.buckets, self.policy)
         long = lengths[lengths > buckets[-1]] if self.policy == "drop" else lengths[:0]
-        dropped = Dropped(long.size, int(long.sum()))
-        for name, value in (("buckets", buckets), ("histogram", histogram), ("dropped", dropped)):
+        dropped = Dropped(long.size, int(long.sum()), blank)
+        found = {"split": sentences, "buckets": buckets, "histogram": histogram, "dropped": dropped}
+        for name, value in found.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -199,7 +202,7 @@ class ContiguousBatches:
         """Makes the batch of a position.
 
         Args:
-          epoch: from 0; all epochs are the same.
+          epoch: from 0.
           index: from 0, along the text.
 
         Returns:
@@ -208,11 +211,15 @@ class ContiguousBatches:
         Raises:
           IndexError: the epoch has no such batch.
         """
-        check_index(index, self.num_batches(epoch))
-        done = index * self.length
+        done, time = self._cut(epoch, index)
         starts, lengths = self._rows
-        left = np.clip(lengths - done, 0, self.length)
-        return gather(*self._flat, starts + done, left, self.length, np.full(self.batch_size, index == 0))
+        left = np.clip(lengths - done, 0, time)
+        return gather(*self._flat, starts + done, left, time, np.full(self.batch_size, index == 0))
+
+    def _cut(self, epoch: int, index: int) -> tuple[int, int]:
+        """Steps of each row before a batch, and in it."""
+        check_index(index, self.num_batches(epoch))
+        return index * self.length, self.length
 
     @functools.cached_property
     def _flat(self) -> tuple[Tree, Tree]:

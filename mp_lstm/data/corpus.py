@@ -1,8 +1,8 @@
 """Corpora: text read into compact arrays of ids.
 
 Text has one sentence a line, words between white space. `<eos>` is a token that ends every sentence; a file that has it
-written out at line ends reads the same. A full stop ends nothing: "mr. smith" is two words of one sentence. Lines
-without words are no sentences.
+written out at line ends reads the same. A full stop ends nothing: "mr. smith" is two words of one sentence. A line
+without words is an `<eos>` of the text, as language models of such corpora have it, and no sentence.
 
 Files are streamed and a token takes four bytes from the start. The training text is read once: words get ids as they
 appear, and when all are counted the ids are exchanged for those of the vocabulary.
@@ -42,7 +42,8 @@ _AUSTEN_SHA256 = {
 class Split(NamedTuple):
     """One text as ids, its sentences one after another.
 
-    A sentence of n words has n + 1 steps: it reads `<eos>`, w1 .. wn and is to say w1 .. wn, `<eos>`.
+    A sentence of n words has n + 1 steps: it reads `<eos>`, w1 .. wn and is to say w1 .. wn, `<eos>`. A blank line has
+    one, which is part of the text; `sentences` are without them.
 
     Args:
       tokens: [N] ids of all words, `<eos>` after each sentence. These are the targets.
@@ -71,6 +72,15 @@ class Split(NamedTuple):
     def lengths(self) -> Int64[np.ndarray, " sentences"]:
         """Steps of each sentence: its words and `<eos>`."""
         return np.diff(self.offsets)
+
+    @property
+    def sentences(self) -> Split:
+        """The text without its blank lines."""
+        blank = self.lengths == 1
+        if not blank.any():
+            return self
+        kept = self.lengths[~blank]
+        return _frozen(self.tokens[np.repeat(~blank, self.lengths)], np.cumsum([0, *kept]))
 
 
 class Corpus(NamedTuple):
@@ -236,21 +246,18 @@ def _read(stream: Stream[bytes], name: str, eos: int, encode: Callable[[list[str
     tokens, offsets = array("i"), array("q", [0])
     for piece in pieces(stream, name):
         tokens.extend(encode(piece.words, piece.line))
-        if piece.ends and len(tokens) > offsets[-1]:
+        if piece.ends:
             _end_sentence(tokens, offsets, eos)
-    if len(offsets) == 1:
+    if len(tokens) == len(offsets) - 1:  # each line has its <eos> and no more
         raise InputError(f"{name} has no words: pass text with one sentence a line, its words separated by spaces")
     return _frozen(np.frombuffer(tokens, np.int32), np.frombuffer(offsets, np.int64))
 
 
 def _end_sentence(tokens: array[int], offsets: array[int], eos: int) -> None:
-    """Adds `<eos>` unless the line had it written out; a line of nothing else is blank."""
-    if tokens[-1] != eos:
+    """Adds `<eos>` unless the line had it written out."""
+    if len(tokens) == offsets[-1] or tokens[-1] != eos:
         tokens.append(eos)
-    if len(tokens) - offsets[-1] > 1:
-        offsets.append(len(tokens))
-    else:
-        tokens.pop()
+    offsets.append(len(tokens))
 
 
 def _frozen(tokens: np.ndarray, offsets: np.ndarray) -> Split:

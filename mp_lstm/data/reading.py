@@ -112,7 +112,7 @@ def pieces(stream: Stream[bytes], name: str) -> Iterator[Piece]:
       >>> [piece.words for piece in pieces(io.BytesIO(b"so it\r\n\nis"), "a.txt")]
       [['so', 'it'], [], ['is']]
     """
-    line, rest, encoding = 1, b"", "utf-8-sig"
+    line, rest, encoding, ends = 1, b"", "utf-8-sig", True
     while block := stream.readline(PIECE_BYTES):
         # (1) Lines end inside the block only where they end with a lone \r.
         *whole, last = (rest + block).splitlines(keepends=True)
@@ -127,7 +127,8 @@ def pieces(stream: Stream[bytes], name: str) -> Iterator[Piece]:
             yield Piece(line, _decoded(last, encoding, name, line).split(), ends)
             line += ends
             encoding = "utf-8"
-    yield Piece(line, _decoded(rest, encoding, name, line).split(), True)
+    if rest or not ends:
+        yield Piece(line, _decoded(rest, encoding, name, line).split(), True)
 
 
 def _decoded(block: bytes, encoding: str, name: str, line: int) -> str:

@@ -23,17 +23,22 @@ class Dropped(NamedTuple):
     Args:
       sentences: number of them.
       tokens: in all of them.
+      blank: lines without words, which are no sentences.
 
     Example:
       >>> print(Dropped(3, 412))
       3 sentences (412 tokens) dropped
+      >>> print(Dropped(blank=12))
+      0 sentences (0 tokens) dropped, 12 blank lines skipped
     """
 
     sentences: int = 0
     tokens: int = 0
+    blank: int = 0
 
     def __str__(self) -> str:
-        return f"{self.sentences:,} sentences ({self.tokens:,} tokens) dropped"
+        skipped = f", {self.blank:,} blank lines skipped" if self.blank else ""
+        return f"{self.sentences:,} sentences ({self.tokens:,} tokens) dropped{skipped}"
 
 
 @runtime_checkable

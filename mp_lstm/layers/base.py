@@ -40,6 +40,8 @@ class Context:
       row: row of the batch at which this micro-batch begins.
       mask: [T, B] True for real steps; None: all are real.
       targets, weights: [T, B, ...] and [T, B], for heads.
+      scale: gradient of what is minimised by the loss's sum, for layers that add terms to it. A pipeline divides its
+        gradients afterwards, so there it is 1.
       train: whether dropout and other regularisers act.
     """
 
@@ -50,6 +52,7 @@ class Context:
     mask: Bool[Array, "T B"] | None = None
     targets: Any = None
     weights: Float[Array, "T B"] | None = None
+    scale: Float[Array, ""] | float = 1.0
     train: bool = struct.field(pytree_node=False, default=False)
 
 
@@ -267,6 +270,8 @@ def apply(layer: Layer, params: Params, x: Any, state: State, ctx: Context) -> t
     def run_backward(kept: Any, cotangent: tuple[State, Any]) -> tuple[Params, Any, State, Any]:
         params, x, saved, ctx = kept
         dstate, dy = cotangent
+        if getattr(dy, "ndim", None) == 0:  # y is a loss
+            ctx = dataclasses.replace(ctx, scale=dy)
         dx, dstate, tape = layer.backward(params, saved, dy, dstate, ctx)
         dparams = layer.weight_gradient(params, tape, ctx)
         return dparams, zero_cotangent(x) if dx is None else dx, dstate, zero_cotangent(ctx)

@@ -5,6 +5,9 @@ cipher on counters (time step, row << 16 | column group): a chunk that begins at
 of the whole batch's mask that it covers, at the cost of its own size. One call of the cipher gives four 16-bit
 numbers, so the keep probability is rounded to a multiple of 2^-16, and the scale is its exact inverse.
 
+Where a mask does not depend on a step, a row or a column, that counter is zero: locked dropout, the dropout of words
+(`embedding`) and of recurrent weights (`weight_drop`) draw theirs here too.
+
 References:
   Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html
   On the non-recurrent connections of an LSTM: Zaremba et al. 2014, https://arxiv.org/abs/1409.2329
@@ -12,6 +15,8 @@ References:
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -94,27 +99,64 @@ def dropout(rate: float, *, name: str = "dropout") -> Layer:
       >>> sorted(set(y.ravel().tolist()))
       [0.0, 2.0]
     """
-    if not 0.0 <= rate < 1.0:
-        raise InputError(f"{name}: the rate is {rate}, a number in [0, 1) is wanted")
-    kept = keep_probability(rate)
 
-    def scale(x: Array, mask: Array | None) -> Array:
-        return x if mask is None else jnp.where(mask, x * (1.0 / kept), jnp.zeros((), x.dtype))
+    def draw(ctx: Context, shape: tuple[int, int, int]) -> Array:
+        return keep_mask(training_key(name, ctx), ctx.counter, ctx.start, ctx.row, shape, rate)
+
+    return _dropping(rate, draw, name)
+
+
+def locked_dropout(rate: float, *, name: str = "dropout") -> Layer:
+    """Drops features of [T, B, D] for all steps of a row in a batch, with probability `rate` while training.
+
+    The mask is a function of (key, batch counter, row, column): every chunk of a batch has the same, the next batch
+    another, also where state is carried.
+
+    Args:
+      rate: probability of dropping a feature of a row, in [0, 1).
+      name: for tables and messages.
+
+    Returns:
+      The layer, without parameters or state.
+
+    Raises:
+      InputError: the rate is out of range.
+
+    References:
+      Variational dropout: Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287; on the connections between LSTM
+      layers, as here: Merity, Keskar and Socher 2017, https://arxiv.org/abs/1708.02182
+
+    Example:
+      >>> import jax, jax.numpy as jnp, mp_lstm
+      >>> from mp_lstm.layers.base import Context
+      >>> ctx = Context(key=jax.random.key(0), train=True)
+      >>> _, y, _ = mp_lstm.locked_dropout(0.5).forward((), jnp.ones((5, 3, 4)), (), ctx)
+      >>> bool((y == y[:1]).all())
+      True
+    """
+
+    def draw(ctx: Context, shape: tuple[int, int, int]) -> Array:
+        return keep_mask(training_key(name, ctx), ctx.counter, 0, ctx.row, (1, *shape[1:]), rate)
+
+    return _dropping(rate, draw, name)
+
+
+def _dropping(rate: float, draw: Callable[[Context, tuple[int, int, int]], Array], name: str) -> Layer:
+    """The layer that drops where a mask says; `draw` makes the mask of a unit, [T or 1, B, D]."""
+    check_rate(name, rate)
 
     # F keeps the mask, a byte a value, so that B need not draw it again.
     def forward(params: tuple[()], x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Array | None]:
         if not ctx.train or rate == 0.0:
             return state, x, None
-        if ctx.key is None:
-            raise InputError(f"{name}: training with dropout needs a key: pass key=jax.random.key(...)")
         time, rows, size = x.shape
-        mask = keep_mask(ctx.key, ctx.counter, ctx.start, ctx.row, (time, rows, size), rate)
-        return state, scale(x, mask), mask
+        mask = draw(ctx, (time, rows, size))
+        return state, kept_and_scaled(x, mask, rate), mask
 
     def backward(
         params: tuple[()], saved: Array | None, dy: Array, dstate: tuple[()], ctx: Context
     ) -> tuple[Array, tuple[()], tuple[()]]:
-        return scale(dy, saved), dstate, ()
+        return dy if saved is None else kept_and_scaled(dy, saved, rate), dstate, ()
 
     return Layer(
         name=name,
@@ -127,3 +169,21 @@ def dropout(rate: float, *, name: str = "dropout") -> Layer:
         infer=lambda params, x, state, ctx: (state, x),
         cost=lambda batch_size, time: Cost(0, 0, 0, 0, 0, 0, 0),
     )
+
+
+def kept_and_scaled(x: Array, mask: Array, rate: float) -> Array:
+    """x where the mask is True, divided by the probability of that, and zero elsewhere."""
+    return jnp.where(mask, x * (1.0 / keep_probability(rate)), jnp.zeros((), x.dtype))
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raises InputError for a rate that is no probability of dropping."""
+    if not 0.0 <= rate < 1.0:
+        raise InputError(f"{name}: the rate is {rate}, a number in [0, 1) is wanted")
+
+
+def training_key(name: str, ctx: Context) -> Key[Array, ""]:
+    """The key of a layer's masks; raises InputError where training was given none."""
+    if ctx.key is None:
+        raise InputError(f"{name}: training with dropout needs a key: pass key=jax.random.key(...)")
+    return ctx.key

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Int, Key
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 
-from mp_lstm.layers.base import Context, Layer, infer_by_forward
+from mp_lstm.layers.base import Context, Layer
+from mp_lstm.layers.dropout import check_rate, keep_mask, kept_and_scaled, training_key
 from mp_lstm.layers.lstm import check_sizes
 from mp_lstm.planning.costs import Cost
 
@@ -17,6 +18,13 @@ class EmbeddingParams(NamedTuple):
     """One vector a token."""
 
     table: Float[Array, "V D"]
+
+
+class Saved(NamedTuple):
+    """What F keeps for B: tokens, and where their words are kept (None: all are)."""
+
+    tokens: Int[Array, "T B"]
+    kept: Bool[Array, "T B 1"] | None
 
 
 class Tape(NamedTuple):
@@ -30,6 +38,7 @@ def embedding(
     vocab: int,
     size: int,
     *,
+    dropout: float = 0.0,
     name: str = "embed",
     init: Any = jax.nn.initializers.normal(0.1),
     dtype: DTypeLike = jnp.float32,
@@ -39,6 +48,8 @@ def embedding(
     Args:
       vocab: number V of tokens.
       size: size D of a vector.
+      dropout: rate of words whose vector is zero for a whole batch while training; the others' are scaled. It acts on
+        the look-up alone: a decoder that borrows the table has all of it.
       name: for tables and messages.
       init: initialiser `(key, shape, dtype) -> table`.
       dtype: type of the table.
@@ -47,7 +58,10 @@ def embedding(
       The layer: tokens [T, B] in 0..V-1 -> y [T, B, D].
 
     Raises:
-      InputError: a size is not positive.
+      InputError: a size is not positive, or the rate is out of range.
+
+    References:
+      Dropout of words: Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287, section 4.2
 
     Example:
       >>> import jax, jax.numpy as jnp, mp_lstm
@@ -57,13 +71,23 @@ def embedding(
       (3, 2, 4)
     """
     check_sizes(name, vocab=vocab, size=size)
+    check_rate(name, dropout)
     itemsize = jnp.dtype(dtype).itemsize
 
-    def forward(params: EmbeddingParams, x: Array, state: tuple[()], ctx: Context) -> Any:
-        return state, params.table[x], x
+    def kept(tokens: Array, ctx: Context) -> Array | None:
+        """Where the word is kept. The mask is that of the whole vocabulary, whichever tokens a unit holds."""
+        if not ctx.train or dropout == 0.0:
+            return None
+        words = keep_mask(training_key(name, ctx), ctx.counter, 0, 0, (1, 1, vocab), dropout)[0, 0]
+        return words[tokens][:, :, None]
 
-    def backward(params: EmbeddingParams, saved: Array, dy: Array, dstate: tuple[()], ctx: Context) -> Any:
-        return None, dstate, Tape(saved, dy)
+    def forward(params: EmbeddingParams, x: Array, state: tuple[()], ctx: Context) -> Any:
+        y, mask = params.table[x], kept(x, ctx)
+        return state, y if mask is None else kept_and_scaled(y, mask, dropout), Saved(x, mask)
+
+    def backward(params: EmbeddingParams, saved: Saved, dy: Array, dstate: tuple[()], ctx: Context) -> Any:
+        dy = dy if saved.kept is None else kept_and_scaled(dy, saved.kept, dropout)
+        return None, dstate, Tape(saved.tokens, dy)
 
     def weight_gradient(params: EmbeddingParams, tape: Tape, ctx: Context) -> EmbeddingParams:
         return EmbeddingParams(jnp.zeros((vocab, size), dtype).at[tape.tokens].add(tape.dy))
@@ -93,7 +117,7 @@ def embedding(
         forward=forward,
         backward=backward,
         weight_gradient=weight_gradient,
-        infer=infer_by_forward(forward),
+        infer=lambda params, x, state, ctx: (state, params.table[x]),
         cost=cost,
         input_ids=vocab,
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Integer, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import (
@@ -76,7 +76,7 @@ class Model(NamedTuple):
         batch: Batch,
         *,
         key: Key[Array, ""] | None = None,
-        counter: int = 0,
+        counter: Integer[Array, ""] | int = 0,
         carry: State | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
         """Mean loss of a batch on one device, differentiable in params.
@@ -84,12 +84,13 @@ class Model(NamedTuple):
         Args:
           params: a tuple, one entry a row.
           batch: the batch; padding never counts.
-          key: training's key, as given to a pipeline's `init`; None: no dropout.
+          key: training's key, as given to a pipeline's `init`; None: no dropout, and no other regulariser.
           counter: number of the batch, on which dropout masks depend.
           carry: state before the first step, where `batch.resets` is given; by default the initial one.
 
         Returns:
-          The loss per unit of weight, 0 where no step has a weight, and Aux(loss_sum, weight_sum, carry).
+          The loss per unit of weight, 0 where no step has a weight, and Aux(loss_sum, weight_sum, carry). Regularised
+          activations add to its gradient, as in a pipeline, and not to its value.
 
         Raises:
           InputError: shapes or types that do not agree; in host arrays also lengths, weights or ids out of range.
@@ -113,7 +114,7 @@ def loss(
     *,
     run: Callable[[Layer, Params, Any, State, Context], tuple[State, Any]],
     key: Key[Array, ""] | None,
-    counter: int,
+    counter: Integer[Array, ""] | int,
     carry: State | None,
 ) -> tuple[Float[Array, ""], Aux]:
     """`Model.loss`, each row run by `run`: `apply`, or a plain forward that JAX differentiates itself."""

@@ -38,6 +38,7 @@ def from_function(
         consecutive chunks, state handed on, it must give what it gives on all of them at once.
       init_state: batch size -> state.
       with_context: f takes a fourth argument, the `Context`, and sees to padding itself; so a head finds its targets.
+        A head gives the summed loss, and its predictions where there are no targets (None), as in `Pipeline.infer`.
       chunkable: False where f needs all of time at once.
       cost: (batch size, time steps) -> Cost; by default from the number of parameters.
       name, kind: for tables and messages.

@@ -7,11 +7,12 @@
 
 A step returns as soon as all of this is enqueued: its metrics are device scalars, best read after the next step's call.
 
-It is a little over 400 lines because half of them document the public methods, and those belong on one page.
+It is over 400 lines because half of them document the public methods, and those belong on one page.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,13 +28,14 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.checks import checked
-from mp_lstm.layers.model import ties_from_below
 from mp_lstm.planning.plan import Plan
+from mp_lstm.runtime import average as averages
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
+from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
 from mp_lstm.runtime.placement import Tree, put, structs, transfer
-from mp_lstm.runtime.stages import Gradients, Stage, Unit
+from mp_lstm.runtime.stages import Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
 from mp_lstm.runtime.walk import Walk
@@ -106,9 +108,14 @@ class Pipeline:
         own = tuple(put(copies[stage.rows.start : stage.rows.stop], stage.sharding) for stage in self.stages)
         return self._state(own, key)
 
-    def params(self, state: State) -> Params:
-        """Parameters of the whole model as host arrays, one entry a row; waits for the devices."""
-        self._check(state)
+    def params(self, state: State, which: str = "last") -> Params:
+        """Parameters of the whole model as host arrays, one entry a row; waits for the devices.
+
+        Args:
+          state: left as it is.
+          which: the "last" ones, or their "average", which `average_parameters` keeps.
+        """
+        state = self._chosen(state, which)
         rows = tuple(row for stage in state.stages for row in stage.own)
         return jax.tree.map(lambda leaf: np.array(leaf), rows)
 
@@ -155,7 +162,7 @@ class Pipeline:
             )
         window = self.place(window)
         walk = self._walk(state.stages, window, state.key, state.batches, state.carry)
-        stages, metrics = self._finish(walk, state.stages, state.rate)
+        stages, metrics = finish(walk, state.stages, state.rate, donate=self._donate)
         carry = tuple(walk.carry) if any(batch.resets is not None for batch in window.batches) else state.carry
         seen = state.batches + len(window.batches)
         return State(state.key, stages, carry, state.step + 1, seen, state.rate), metrics
@@ -167,14 +174,20 @@ class Pipeline:
         walk = self._walk(state.stages, window, state.key, state.batches, state.carry)
         rows: list[Params] = []
         for stage in self.stages:
-            args = (_gradients(walk, stage).own, window.denominators[stage.number])
+            args = (walk.gradients_of(stage).own, window.denominators[stage.number])
             rows += self._engine.run(stage, "normalize", None, optimizers.normalized, args)
         last = self.stages[-1]
         loss = self._engine.run(last, "mean", None, jnp.divide, (walk.total, window.weight_scalar))
         return loss, tuple(rows)
 
     def evaluate(
-        self, state: State, window: Window, *, carry: tuple[Tree, ...] | None = None, compile_only: bool = False
+        self,
+        state: State,
+        window: Window,
+        *,
+        carry: tuple[Tree, ...] | None = None,
+        params: str = "last",
+        compile_only: bool = False,
     ) -> Metrics:
         """The loss of a window without dropout.
 
@@ -182,10 +195,11 @@ class Pipeline:
           state: left as it is.
           window: a batch, several batches, or what `place` gave.
           carry: what the metrics of the batch before held, where state is carried.
+          params: the "last" ones, or their "average"; for many batches take `averaged` once.
           compile_only: compile the programs and return no metrics' values.
         """
         if not compile_only:
-            self._check(state)
+            state = self._chosen(state, params)
         window = self.place(window)
         walk = self._begin(state.stages, window, state.key, state.batches, carry, compile_only)
         walk.run_forward(self.plan.schedule(window.lengths))
@@ -194,13 +208,39 @@ class Pipeline:
         carried = tuple(walk.carry) if any(batch.resets is not None for batch in window.batches) else None
         return Metrics(loss, window.weight, window.tokens, carry=carried)
 
-    def infer(self, state: State, inputs: Tree, carry: Sequence[Tree] | None = None) -> tuple[Tree, tuple[Tree, ...]]:
+    @functools.cached_property
+    def keeps_average(self) -> bool:
+        """Whether the optimizer keeps an average of parameters."""
+        return averages.find([held.optimizer for held in self.abstract_state().stages]) is not None
+
+    def start_average(self, state: State) -> State:
+        """Switches the average of parameters on: of those after the updates to come. The given state lives on in it.
+
+        Raises:
+          InputError: the optimizer keeps none.
+        """
+        self._check_average(state)
+        return dataclasses.replace(state, stages=start_averages(self._engine, state.stages))
+
+    def averaged(self, state: State) -> State:
+        """The state with the average as its parameters, to be evaluated; the last ones before it is switched on.
+
+        Raises:
+          InputError: the optimizer keeps none.
+        """
+        self._check_average(state)
+        return dataclasses.replace(state, stages=averages_of(self._engine, state.stages))
+
+    def infer(
+        self, state: State, inputs: Tree, carry: Sequence[Tree] | None = None, *, resets: Any = None
+    ) -> tuple[Tree, tuple[Tree, ...]]:
         """Predictions for a few steps, through the placed stages.
 
         Args:
           state: left as it is.
           inputs: [T, B, ...] host arrays; every shape is compiled once.
           carry: what the call before returned; None: the initial state.
+          resets: [B] rows whose carry is the initial state even so; None: no row.
 
         Returns:
           The model's predictions (logits [T, B, V]) on the last stage's device, and the carry.
@@ -209,18 +249,30 @@ class Pipeline:
           InputError: what `step` refuses of a state, or of a batch's inputs.
         """
         self._check(state)
-        inputs = checked(self.model.rows, Batch(inputs), targets=False).inputs
+        inputs, _, _, _, resets = checked(self.model.rows, Batch(inputs, resets=resets), targets=False)
         rows = jax.tree.leaves(inputs)[0].shape[1]
         shape = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(inputs))
         constants, after = self._engine.constants, []
         if carry is None:
             carry = [constants.initial_state(stage, rows) for stage in self.stages]
+        elif resets is not None and np.any(resets):
+            carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
         x = put(inputs, self.stages[0].sharding)
         for stage, held, before in zip(self.stages, state.stages, carry, strict=True):
             args = (held.own, held.lent, transfer(x, stage.sharding), before, Unit())
             carried, x = self._engine.run(stage, "infer", shape, stage.infer, args)
             after.append(carried)
         return x, tuple(after)
+
+    def _reset(self, stage: Stage, carried: Tree, resets: Any) -> Tree:
+        """A stage's carry with the initial state in some rows."""
+        if not jax.tree.leaves(carried):
+            return carried
+        whole = ((0, len(resets)),)
+        initial = self._engine.constants.initial_state(stage, len(resets))
+        args = (carried, put(np.asarray(resets, bool), stage.sharding), initial)
+        (fresh,) = self._engine.run(stage, "split", whole, functools.partial(stage.split, splits=whole), args)
+        return fresh
 
     def verify(self, state: State, window: Batch | Sequence[Batch]) -> Certificate:
         """Compares the pipeline's gradient, and every row's own backward, with JAX's derivative on one device.
@@ -263,6 +315,23 @@ class Pipeline:
     def _check(self, state: State) -> None:
         check_state(state, self.stages, self._shapes)
 
+    def _check_average(self, state: State) -> None:
+        self._check(state)
+        if not self.keeps_average:
+            raise InputError(
+                "the optimizer keeps no average of parameters: pass optax.chain(optimizer, average_parameters()) to "
+                "make_pipeline"
+            )
+
+    def _chosen(self, state: State, which: str) -> State:
+        """The state whose parameters are the last ones, or their average."""
+        if which not in ("last", "average"):
+            raise InputError(f"params is {which!r}, one of last, average is wanted")
+        if which == "average":
+            return self.averaged(state)
+        self._check(state)
+        return state
+
     def _host_carry(self, state: State) -> Tree:
         """The carried state of all rows, as host arrays."""
         return (
@@ -276,6 +345,9 @@ class Pipeline:
           batches: examples, one of each shape that will come; by default one padded batch of tokens a bucket, alone and
             (where `every_k` allows) two in a window.
 
+        Raises:
+          InputError: the model takes no tokens, so no batch can be made up for it.
+
         Example:
           >>> import jax, mp_lstm, optax
           >>> model = mp_lstm.language_model(vocab=50, embed=4, hidden=8, layers=2)
@@ -285,13 +357,22 @@ class Pipeline:
           >>> len(pipe.programs) > 0
           True
         """
+        if batches is None:
+            try:
+                return self.warm_up(self._examples())
+            except InputError as error:
+                raise InputError(f"warm_up() makes up tokens: pass it a batch of each bucket ({error})") from error
         state = self.abstract_state()
-        for example in self._examples() if batches is None else batches:
+        for example in batches:
             for window in _windows(example, self.every_k):
                 placed = self.place(window)
                 walk = self._walk(state.stages, placed, state.key, 0, None, compile_only=True)
-                self._finish(walk, state.stages, 1.0, compile_only=True)
+                finish(walk, state.stages, 1.0, donate=self._donate, compile_only=True)
                 self.evaluate(state, placed, compile_only=True)
+        if self.keeps_average:
+            averages_of(self._engine, state.stages, compile_only=True)
+            start_averages(self._engine, state.stages, compile_only=True)
+        return None
 
     def abstract_state(self) -> State:
         """Shapes, types and shardings of a state."""
@@ -299,7 +380,7 @@ class Pipeline:
         own = tuple(structs(jax.eval_shape(stage.init, key), stage.sharding) for stage in self.stages)
         optimizer = [jax.eval_shape(functools.partial(optimizers.init, self._optimizer), part) for part in own]
         states = [structs(tree, stage.sharding) for tree, stage in zip(optimizer, self.stages, strict=True)]
-        return State(key, tuple(map(StageState, own, states, self._lend(own))))
+        return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _examples(self) -> list[Batch]:
         """One batch of tokens for each bucket."""
@@ -310,23 +391,7 @@ class Pipeline:
     def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
         init = jax.jit(functools.partial(optimizers.init, self._optimizer))
         states = [put(init(part), stage.sharding) for part, stage in zip(own, self.stages, strict=True)]
-        return State(key, tuple(map(StageState, own, states, self._lend(own))))
-
-    def _lend(self, own: Sequence[Params]) -> list[tuple[Params, ...]]:
-        """What each stage is lent by others, as copies: an owner's update must not take their memory."""
-        lent = []
-        for stage in self.stages:
-            parts = []
-            for tie in ties_from_below(self.model, stage.rows):
-                owner = next(other for other in self.stages if tie.owner in other.rows)
-                parts.append(self._copy(owner, own[owner.number][tie.owner - owner.rows.start], stage))
-            lent.append(tuple(parts))
-        return lent
-
-    def _copy(self, owner: Stage, params: Params, borrower: Stage) -> Params:
-        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params))
-        copied = self._engine.run(owner, "lend", None, _copied, (params,), compile_only=abstract)
-        return transfer(copied, borrower.sharding)
+        return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _walk(
         self,
@@ -360,30 +425,6 @@ class Pipeline:
         keys = [self._engine.constants.key(stage, key) for stage in self.stages]
         return Walk(self._engine, states, window, keys=keys, counters=counters, carry=carry, compile_only=compile_only)
 
-    def _finish(
-        self, walk: Walk, states: Sequence[StageState], rate: float, *, compile_only: bool = False
-    ) -> tuple[tuple[StageState, ...], Metrics]:
-        """The norms and U: one scalar of each stage goes to the last, the norm comes back, every stage updates."""
-        run = functools.partial(self._engine.run, compile_only=compile_only)
-        window, last = walk.window, self.stages[-1]
-        squares = [
-            run(stage, "square_norm", None, optimizers.square_norm, (_gradients(walk, stage).own,))
-            for stage in self.stages
-        ]
-        squares = tuple(transfer(square, last.sharding) for square in squares)
-        args = (squares, window.denominators[-1], walk.total, window.weight_scalar)
-        norm, loss = run(last, "norm", None, optimizers.norm_and_loss, args)
-        own, optimizer = [], []
-        for stage, held in zip(self.stages, states, strict=True):
-            sent, factor = transfer(norm, stage.sharding), self._engine.constants.factor(stage, rate)
-            denominator = window.denominators[stage.number]
-            args = (held.own, held.optimizer, _gradients(walk, stage).own, sent, denominator, factor)
-            params, state = run(stage, "update", None, stage.update, args, donate=(0, 1) if self._donate else ())
-            own.append(params)
-            optimizer.append(state)
-        metrics = Metrics(loss, window.weight, window.tokens, norm, squares)
-        return tuple(map(StageState, own, optimizer, self._lend(own))), metrics
-
     def restore(
         self,
         params: Params,
@@ -407,14 +448,8 @@ class Pipeline:
             return tuple(transfer(part, stage.sharding) for part, stage in zip(parts, self.stages, strict=True))
 
         own = by_stage(params)
-        stages = tuple(map(StageState, own, by_stage(optimizer), self._lend(own)))
+        stages = tuple(map(StageState, own, by_stage(optimizer), lend_parameters(self._engine, own)))
         return State(key, stages, None if carry is None else by_stage(carry), step, batches, rate)
-
-
-def _gradients(walk: Walk, stage: Stage) -> Gradients:
-    gradients = walk.gradients[stage.number]
-    assert gradients is not None, "a validated schedule has a W for every stage"
-    return gradients
 
 
 def _batches(window: Any) -> list[Batch]:
@@ -423,11 +458,6 @@ def _batches(window: Any) -> list[Batch]:
     if not batches:
         raise InputError("the window has no batch, at least one is wanted")
     return batches
-
-
-def _copied(params: Params) -> Params:
-    """Copies: a program returns no input as it is, so the barrier makes new arrays of them."""
-    return jax.tree.map(jnp.copy, params)
 
 
 def _windows(example: Window, every_k: int) -> list[Window]:

@@ -92,19 +92,27 @@ def plain(layer: Layer, params: Params, x: Any, state: State, ctx: Context) -> t
 def reference(
     model: Model, params: Params, batches: list[Batch], *, key: Key[jax.Array, ""], counter: int, carry: State | None
 ) -> tuple[jax.Array, Params]:
-    """Mean loss of a window and its gradient on one device, differentiated by JAX alone."""
+    """Mean loss of a window and its gradient on one device, differentiated by JAX alone.
 
-    def mean(params: Params) -> jax.Array:
-        state, loss_sum, weight_sum = carry, 0.0, 0.0
+    Sums are differentiated and divided afterwards, as a pipeline does: terms that layers add to the gradient belong to
+    the sum.
+    """
+
+    def total(params: Params) -> tuple[jax.Array, jax.Array]:
+        state, loss_sum, weight_sum = carry, jnp.zeros(()), jnp.zeros(())
         for i, batch in enumerate(batches):
             options: dict[str, Any] = {"key": key, "counter": counter + i, "carry": state}
             _, aux = loss(model, params, batch, run=plain, **options)
             state = aux.carry if batch.resets is not None else state
             state = jax.lax.stop_gradient(state)
             loss_sum, weight_sum = loss_sum + aux.loss_sum, weight_sum + aux.weight_sum
-        return loss_sum / jnp.where(weight_sum == 0, 1, weight_sum)
+        return loss_sum, jnp.where(weight_sum == 0, 1, weight_sum)
 
-    return jax.jit(jax.value_and_grad(mean))(params)
+    def mean(params: Params) -> tuple[jax.Array, Params]:
+        (loss_sum, weight), gradients = jax.value_and_grad(total, has_aux=True)(params)
+        return loss_sum / weight, jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), gradients)
+
+    return jax.jit(mean)(params)
 
 
 def layer_errors(model: Model, params: Params, batch: Batch, *, key: Key[jax.Array, ""], counter: int) -> list[float]:

@@ -237,20 +237,24 @@ class Walk:
             compile_only=self._compile_only,
         )
 
+    def gradients_of(self, stage: Stage) -> Gradients:
+        """The sums of a stage's gradients, after its last W."""
+        gradients = self.gradients[stage.number]
+        assert gradients is not None, "a validated schedule has a W for every stage"
+        return gradients
+
     def send_lent_gradients(self) -> None:
         """Adds the gradients of lent parameters to their owners', after the last W."""
         stages, model = self.engine.stages, self.engine.model
         for stage in stages:
-            gradients = self.gradients[stage.number]
-            assert gradients is not None
+            gradients = self.gradients_of(stage)
             for tie, debt in zip(ties_from_below(model, stage.rows), gradients.lent, strict=True):
                 owner = next(other for other in stages if tie.owner in other.rows)
                 self._add(owner, tie.owner - owner.rows.start, transfer(debt, owner.sharding))
             self.gradients[stage.number] = gradients._replace(lent=())
 
     def _add(self, stage: Stage, row: int, debt: Params) -> None:
-        gradients = self.gradients[stage.number]
-        assert gradients is not None
+        gradients = self.gradients_of(stage)
         own = list(gradients.own)
         own[row] = self.engine.run(
             stage,

@@ -1,27 +1,20 @@
-"""From a configuration to everything a run needs: corpus, batches, model, plan, optimizer, pipeline.
+"""From a configuration to the parts of a run: corpus, batches, model.
 
     Config --read_corpus--> Corpus --make_sources--> Sources
-                               |                        |
-                               +-- make_model --> Plan <+-- its bucket lengths
-                                                    |
-                                   make_optimizer --> Pipeline
+                               |
+                               +-- make_model --> Model
 
-Each step is a function of values. Nothing is trained and no parameter is drawn here: a pipeline is made of programs
-that are compiled when first used. What the library's checks find wrong is told with the section it was set in.
-
-Longer than most files: the steps above are read together, each a function of the ones before.
+Each is a function of values; `planned` plans with them, `setup` puts them on devices. What the library's checks find
+wrong is told with the section it was set in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from mp_lstm.data import (
@@ -30,6 +23,7 @@ from mp_lstm.data import (
     ContiguousBatches,
     Corpus,
     Histogram,
+    RandomLengthBatches,
     SentenceBatches,
     Split,
     auto_buckets,
@@ -43,12 +37,8 @@ from mp_lstm.data import (
 from mp_lstm.errors import InputError
 from mp_lstm.layers.language_model import language_model
 from mp_lstm.layers.model import Model
-from mp_lstm.planning import Calibration, CostModel, Plan, default_calibration, make_plan, predict
-from mp_lstm.runtime.costs import measure_costs
-from mp_lstm.runtime.make import make_pipeline
-from mp_lstm.runtime.pipeline import Pipeline
+from mp_lstm.planning import default_calibration, make_plan, predict
 from mp_lstm.training.config import Config
-from mp_lstm.training.optimizers import Schedule, make_optimizer, make_schedule
 
 # One program takes about 0.3 s to compile, and a stage has about five for each bucket: F, B twice, W, evaluation.
 COMPILE_SECONDS = 1.5
@@ -60,148 +50,6 @@ class Sources(NamedTuple):
     train: BatchSource
     valid: BatchSource
     test: BatchSource
-
-
-class Setup(NamedTuple):
-    """What a run is made of.
-
-    Args:
-      config: the whole configuration.
-      corpus: the text.
-      sources: its batches.
-      model: the model.
-      plan: where and how it runs.
-      pipe: the pipeline; no state yet.
-      learning_rate: of the update with this number (from 0), before the state's rate factor. Plain numbers: looking
-        one up touches no device.
-      costs: what the plan was chosen by.
-    """
-
-    config: Config
-    corpus: Corpus
-    sources: Sources
-    model: Model
-    plan: Plan
-    pipe: Pipeline
-    learning_rate: Callable[[int], float]
-    costs: CostModel
-
-
-class Planned(NamedTuple):
-    """What a plan is made for and by: a `Setup` without its pipeline, so that its devices need not be there."""
-
-    sources: Sources
-    model: Model
-    plan: Plan
-    costs: CostModel
-
-
-def make_setup(config: Config, corpus: Corpus, devices: Sequence[Any], *, cache: Path | None = None) -> Setup:
-    """Assembles a run.
-
-    Args:
-      config: a validated configuration.
-      corpus: as `read_corpus` gives it.
-      devices: those that may be used, in order.
-      cache: folder of measured costs; None: none is kept.
-
-    Returns:
-      The setup.
-
-    Raises:
-      InputError: the configuration does not fit the corpus, the model or the devices.
-
-    Example:
-      >>> from mp_lstm.training.config import load
-      >>> words = ["--data.vocab_limit", "100", "--model.embed", "8", "--model.hidden", "8", "--data.buckets", "300"]
-      >>> config = load(overrides=words)
-      >>> make_setup(config, read_corpus(config), jax.devices()[:2]).plan.partition
-      (4, 2)
-    """
-    if is_description(config):
-        raise InputError(
-            f"[pipeline] costs is {config.pipeline.costs!r}, which describes a machine that is not here: use it with "
-            "`mp-lstm plan`, or pass 'nominal' or 'measured'"
-        )
-    sources, model, plan, costs = make_planned(config, corpus, devices, cache=cache)
-    schedule = make_schedule(config, updates_per_epoch(config, sources.train))
-    pipe = make_pipe(config, model, plan, schedule)
-    return Setup(config, corpus, sources, model, plan, pipe, _looked_up(schedule), costs)
-
-
-def make_planned(config: Config, corpus: Corpus, devices: Sequence[Any], *, cache: Path | None = None) -> Planned:
-    """Plans a run on devices, or on those that `pipeline.costs` describes.
-
-    Args:
-      config: a validated configuration.
-      corpus: as `read_corpus` gives it.
-      devices: those that may be used, in order; not looked at where others are described.
-      cache: folder of measured costs; None: none is kept.
-
-    Returns:
-      The plan with what it was made for and by.
-
-    Raises:
-      InputError: the configuration does not fit the corpus, the model or the devices, or a description is unusable.
-
-    Example:
-      >>> from mp_lstm.training.config import load
-      >>> config = load(overrides=["--data.buckets", "300"])
-      >>> make_planned(config, read_corpus(config), ["cpu:0", "cpu:1"]).costs.label
-      'predicted for devices of one CPU core each'
-    """
-    model = make_model(config, len(corpus.vocabulary))
-    sources = make_sources(config, corpus)
-    lengths = sorted({length for source in sources for length in source.buckets})
-    if is_description(config):
-        calibration = Calibration.load(config.pipeline.costs)
-        devices, costs = calibration.devices, calibration.costs(model)
-    elif config.pipeline.costs == "measured":
-        costs = _measured(config, model, lengths, devices, cache)
-    else:
-        costs = None
-    plan = plan_for(config, model, lengths, devices, costs=costs, weights=_shares(sources.train, lengths))
-    return Planned(sources, model, plan, costs or default_calibration().costs(model))
-
-
-def is_description(config: Config) -> bool:
-    """Whether `pipeline.costs` names a file."""
-    return config.pipeline.costs.endswith(".toml")
-
-
-def _measured(
-    config: Config, model: Model, lengths: Sequence[int], devices: Sequence[Any], cache: Path | None
-) -> CostModel:
-    """Times the model's layers on the devices, where this has not been done before."""
-    optimizer = make_optimizer(config, config.optimizer.learning_rate)
-    slices = config.pipeline.microbatches
-    rows = config.data.batch_size
-    counts = tuple(m for m in (1, 2) if m <= rows) if slices == "auto" else (slices,)
-    return measure_costs(model, rows, lengths, devices, microbatches=counts, optimizer=optimizer, cache_dir=cache)
-
-
-def _shares(source: BatchSource, lengths: Sequence[int]) -> dict[int, float]:
-    """How often each bucket occurs in training; those that only validation or testing needs do not count."""
-    counts = source.counts()
-    return {length: float(counts.get(length, 0)) for length in lengths}
-
-
-def resolved(setup: Setup) -> Config:
-    """The configuration with the buckets that were chosen, as a run keeps it.
-
-    What "auto" buckets are depends on the length of the run and on its stages. A resumed run may change these, but its
-    batches must stay as they were.
-
-    Example:
-      >>> from mp_lstm.training.config import load
-      >>> config = load(overrides=["--model.embed", "8", "--model.hidden", "8"])
-      >>> resolved(make_setup(config, read_corpus(config), jax.devices()[:2])).data.buckets[-1]
-      300
-    """
-    data = setup.config.data
-    if data.mode == "contiguous" or data.buckets != "auto":
-        return setup.config
-    return replace(setup.config, data=replace(data, buckets=tuple(setup.plan.buckets)))
 
 
 def read_corpus(config: Config) -> Corpus:
@@ -260,10 +108,16 @@ def make_sources(config: Config, corpus: Corpus) -> Sources:
     data = config.data
     splits = (corpus.train, corpus.valid, corpus.test)
     if data.mode == "contiguous":
-        return Sources(*(ContiguousBatches(split, data.length, data.batch_size) for split in splits))
+        train, valid, test = (ContiguousBatches(split, data.length, data.batch_size) for split in splits)
+        if data.random_length is not None:
+            seed = config.train.seed
+            train = RandomLengthBatches(corpus.train, data.length, data.batch_size, data.random_length, seed)
+        return Sources(train, valid, test)
+    if data.random_length is not None:
+        raise InputError("[data] random_length is for consecutive text: leave it out, or pass --data.mode contiguous")
     with named("data"):
         # Fitted to the sentences of all splits at once: validation must not add buckets of its own.
-        everything = length_histogram(np.concatenate([split.lengths for split in splits]))
+        everything = length_histogram(np.concatenate([split.sentences.lengths for split in splits]))
         given = _auto_buckets(config, corpus) if data.buckets == "auto" else data.buckets
         buckets = fit_buckets(everything, given, data.long_sentences)
         make = functools.partial(
@@ -278,7 +132,7 @@ def make_sources(config: Config, corpus: Corpus) -> Sources:
 
 
 def _auto_buckets(config: Config, corpus: Corpus) -> tuple[int, ...]:
-    histogram = length_histogram(corpus.train.lengths)
+    histogram = length_histogram(corpus.train.sentences.lengths)
     return auto_buckets(histogram, **_bucket_prices(config, len(corpus.vocabulary), histogram))
 
 
@@ -327,103 +181,20 @@ def make_model(config: Config, vocab_size: int) -> Model:
             hidden=model.hidden,
             layers=model.layers,
             dropout=model.dropout,
+            dropout_input=model.dropout_input,
+            dropout_output=model.dropout_output,
+            dropout_words=model.dropout_words,
+            dropout_locked=model.dropout_locked,
+            weight_drop=model.weight_drop,
+            activation_reg=model.activation_reg,
+            temporal_reg=model.temporal_reg,
             tie=model.tie,
             residual_from=model.residual,
             init_scale=model.init_scale,
             forget_bias=model.forget_bias,
             unroll=config.pipeline.unroll,
+            products=None if model.products == "float32" else model.products,
         )
-
-
-def plan_for(
-    config: Config,
-    model: Model,
-    lengths: Sequence[int],
-    devices: Sequence[Any],
-    *,
-    costs: CostModel | None = None,
-    weights: Mapping[int, float] | None = None,
-) -> Plan:
-    """Plans a model on devices, by costs (None: nominal ones) and by how often each length occurs.
-
-    Raises:
-      InputError: a partition, number of stages, chunk or number of micro-batches that cannot be.
-
-    Example:
-      >>> plan_for(Config(), make_model(Config(), 10_000), [16], ["cpu:0", "cpu:1"]).partition
-      (5, 1)
-    """
-    pipeline = config.pipeline
-    with named("pipeline"):
-        partition = _chosen(pipeline.partition)
-        stages = _chosen(pipeline.stages)
-        wanted = stages or (len(partition) if partition else 1)
-        if len(devices) < wanted <= len(model.rows):
-            raise InputError(
-                f"{wanted} stages for {len(devices)} devices: use fewer stages, or emulate more devices with "
-                f"--train.emulate_devices {wanted}"
-            )
-        return make_plan(
-            model,
-            batch_size=config.data.batch_size,
-            lengths=lengths,
-            devices=devices,
-            stages=stages,
-            partition=partition,
-            schedule=_chosen(pipeline.schedule),
-            chunk=_chosen(pipeline.chunk),
-            microbatches=_chosen(pipeline.microbatches),
-            remat=pipeline.remat,
-            costs=costs,
-            weights=weights,
-        )
-
-
-def make_pipe(config: Config, model: Model, plan: Plan, schedule: Schedule | float) -> Pipeline:
-    """Puts a model on a plan's devices, with the configured update.
-
-    Raises:
-      InputError: the optimizer cannot be pipelined.
-    """
-    section, optimizer = config.optimizer, make_optimizer(config, schedule)
-    with named("optimizer"):
-        return make_pipeline(
-            model,
-            plan,
-            optimizer,
-            max_norm=section.max_norm,
-            normalize=section.normalize,
-            every_k=section.every_k,
-        )
-
-
-def updates_per_epoch(config: Config, source: BatchSource) -> int:
-    """Updates in an epoch; the last may have fewer than `every_k` batches."""
-    return -(-source.num_batches() // config.optimizer.every_k)
-
-
-def _looked_up(schedule: Schedule | float) -> Callable[[int], float]:
-    """A schedule as plain numbers.
-
-    Optax computes rates on a device, behind whatever is queued there: they are worked out ahead, a table at a time.
-    """
-    if not callable(schedule):
-        return lambda update: float(schedule)
-
-    @functools.cache
-    def table(number: int) -> np.ndarray:
-        return np.asarray(jax.vmap(schedule)(np.arange(number * _TABLE, (number + 1) * _TABLE)))
-
-    table(0)
-    return lambda update: float(table(update // _TABLE)[update % _TABLE])
-
-
-_TABLE = 1 << 18
-
-
-def _chosen(value: Any) -> Any:
-    """What make_plan is to choose is None there."""
-    return None if value == "auto" else value
 
 
 @contextlib.contextmanager

@@ -176,6 +176,12 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
     return Restored(state, _notes(about, found))
 
 
+def restore_best(pipe: Pipeline, run_dir: Path) -> Restored:
+    """Reads the best parameters of a run, averaged where the run averages."""
+    restored = restore(pipe, run_dir, best(run_dir))
+    return restored._replace(state=pipe.averaged(restored.state)) if pipe.keeps_average else restored
+
+
 def _folder(run_dir: RunDir) -> Path:
     return Path(run_dir).absolute() / FOLDER
 

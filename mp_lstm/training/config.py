@@ -45,6 +45,9 @@ class DataConfig:
     batch_size: int = 32
     # Contiguous: time steps of a batch.
     length: int = 35
+    # Contiguous: lengths of training drawn around `length` at random, multiples of this; none: all the same. The rate
+    # of an update is scaled by its length.
+    random_length: int | None = None
     # The most words of the vocabulary, the rest are <unk>; none: all.
     vocab_limit: int | None = None
 
@@ -61,14 +64,32 @@ class ModelConfig:
     layers: int = 4
     # Rate on the connections into every LSTM layer and out of the last.
     dropout: float = 0.1
+    # Rate on the connections into the first LSTM layer; none: as dropout.
+    dropout_input: float | None = None
+    # Rate on the connections out of the last LSTM layer; none: as dropout.
+    dropout_output: float | None = None
+    # Rate of words whose vector is zero for a whole batch.
+    dropout_words: float = 0.0
+    # One mask for all steps of a sequence, instead of one for each step.
+    dropout_locked: bool = False
+    # Rate of recurrent weights that are zero for a whole batch.
+    weight_drop: float = 0.0
+    # Activation regularisation: training's gradient is that of the loss and, each token, of this times the mean square
+    # of the last LSTM layer's output, dropout applied.
+    activation_reg: float = 0.0
+    # Temporal activation regularisation: likewise, times the mean square of what that layer's output moved in a step.
+    temporal_reg: float = 0.0
     # The decoder's kernel is the embedding's table.
     tie: bool = True
     # LSTM layers from this one on (counted from 1) add their input to their output; none: no layer does.
     residual: int | None = 2
-    # All weights from uniform(-init_scale, init_scale); none: Glorot and orthogonal ones.
-    init_scale: float | None = None
+    # All weights from uniform(-init_scale, init_scale), or a number for each of embedding, LSTM layers and head (a tied
+    # head has none); none: Glorot and orthogonal ones.
+    init_scale: float | tuple[float, ...] | None = None
     # Initial bias of the forget gates.
     forget_bias: float = 1.0
+    # What the operands of matrix products are rounded to; parameters, state and sums stay float32.
+    products: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -121,6 +142,13 @@ class OptimizerConfig:
     rate_epochs: int = 4
     # Epochs: what the rate is divided by in each epoch after these.
     rate_divisor: float = 2.0
+    # Times the parameters, added to the gradient after clipping.
+    weight_decay: float = 0.0
+    # Average the parameters, once a validation is worse than the best of all but the last `average_after` before it,
+    # and validate and test the average.
+    average: bool = False
+    # Average: validations, each at the end of an epoch, that may be no better before it begins.
+    average_after: int = 5
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,8 @@ class TrainConfig:
     eval_every: int | None = None
     # Updates between two checkpoints; none: one at the end of each epoch.
     checkpoint_every: int | None = None
+    # Validations in a row without a new best one after which the run ends; none: it does not.
+    patience: int | None = None
     # Train on this many emulated CPU devices; none: on the devices of the machine.
     emulate_devices: int | None = None
 
@@ -309,6 +339,7 @@ def _at_least(least: int, most: int | None = None) -> _Range:
 
 
 _POSITIVE = _Range(lambda value: 0 < value < math.inf, "a number above 0")
+_FACTOR = _Range(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
 _SHARE = _Range(lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 # Lists are checked element by element; they may not be empty.
@@ -316,11 +347,18 @@ RANGES = {
     "data.buckets": _at_least(1, 2**20),
     "data.batch_size": _at_least(1, 2**20),
     "data.length": _at_least(1, 2**20),
+    "data.random_length": _at_least(1, 2**20),
     "data.vocab_limit": _at_least(2),
     "model.embed": _at_least(1, 2**20),
     "model.hidden": _at_least(1, 2**20),
     "model.layers": _at_least(1, 1024),
     "model.dropout": _SHARE,
+    "model.dropout_input": _SHARE,
+    "model.dropout_output": _SHARE,
+    "model.dropout_words": _SHARE,
+    "model.weight_drop": _SHARE,
+    "model.activation_reg": _FACTOR,
+    "model.temporal_reg": _FACTOR,
     "model.residual": _at_least(1),
     "model.init_scale": _POSITIVE,
     "model.forget_bias": _Range(math.isfinite, "a finite number"),
@@ -336,12 +374,15 @@ RANGES = {
     "optimizer.plateau_threshold": _SHARE,
     "optimizer.rate_epochs": _at_least(1),
     "optimizer.rate_divisor": _Range(lambda value: 1 <= value < math.inf, "a number of at least 1"),
+    "optimizer.weight_decay": _FACTOR,
+    "optimizer.average_after": _at_least(0),
     "train.epochs": _at_least(1),
     "train.max_steps": _at_least(1),
     "train.seed": _Range(lambda value: 0 <= value < 2**32, "a whole number from 0 to 4294967295"),
     "train.log_every": _at_least(1),
     "train.eval_every": _at_least(1),
     "train.checkpoint_every": _at_least(1),
+    "train.patience": _at_least(1),
     "train.emulate_devices": _at_least(1, 1024),
 }
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from mp_lstm.data import iterate
 from mp_lstm.errors import InputError
 from mp_lstm.runtime import Metrics, State
-from mp_lstm.training.build import Setup
 from mp_lstm.training.metrics import Sums, perplexity
+from mp_lstm.training.setup import Setup
 
 
 class SplitResult(NamedTuple):
@@ -28,13 +28,16 @@ def evaluate(setup: Setup, state: State, split: str) -> SplitResult:
       split: "train", "valid" or "test".
 
     Returns:
-      The result. Where rows of text go on from batch to batch, so does the recurrent state.
+      The result, that of the averaged parameters where the optimizer keeps an average and it has begun. Where rows of
+      text go on from batch to batch, so does the recurrent state.
 
     Raises:
       InputError: there is no such split.
     """
     if split not in setup.sources._fields:
         raise InputError(f"split is {split!r}, one of {', '.join(setup.sources._fields)} is wanted")
+    if setup.pipe.keeps_average:
+        state = setup.pipe.averaged(state)
     sums, carry, unread = Sums(), None, None
     for _, batch in iterate(getattr(setup.sources, split), epochs=1):
         metrics = setup.pipe.evaluate(state, batch, carry=carry)

@@ -1,6 +1,6 @@
 """Types of configuration fields: read from TOML, written as TOML, and told in words.
 
-A field is an int, float, bool, str, Literal of texts, tuple of ints, dict of plain values, or a union of these and
+A field is an int, float, bool, str, Literal of texts, tuple of numbers, dict of plain values, or a union of these and
 None. TOML has no null, so None is the text "none" there.
 """
 
@@ -83,7 +83,6 @@ _WORDS = {
     bool: "true or false",
     str: "a text",
     types.NoneType: "none",
-    tuple: "a list of whole numbers",
     dict: "names with their values",
 }
 
@@ -100,6 +99,8 @@ def in_words(hint: Any) -> str:
         return " or ".join(in_words(part) for part in parts)
     if origin is Literal:
         return " or ".join(map(str, parts))
+    if origin is tuple:
+        return "a list of whole numbers" if parts[0] is int else "a list of numbers"
     return _WORDS[origin or hint]
 
 

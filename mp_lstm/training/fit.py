@@ -29,7 +29,6 @@ from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.model import step_shape
 from mp_lstm.planning.plan import Plan
 from mp_lstm.training import checkpoint
-from mp_lstm.training.build import Setup
 from mp_lstm.training.checkpoint import Restored
 from mp_lstm.training.evaluate import SplitResult, evaluate
 from mp_lstm.training.files import writing
@@ -39,6 +38,7 @@ from mp_lstm.training.metrics import FILE, MetricsWriter, counted_compilations, 
 from mp_lstm.training.notes import Notes, Validation
 from mp_lstm.training.plots import plot_losses
 from mp_lstm.training.progress import progress
+from mp_lstm.training.setup import Setup
 
 __all__ = ["FitResult", "SplitResult", "evaluate", "fit"]
 
@@ -95,7 +95,7 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
         if resume:
             print(_resumed(state.step, total))
         print("compiling the programs of every bucket ...", flush=True)
-        _warm_up(setup)
+        warm_up(setup)
         print(setup.pipe.programs.report(), flush=True)
         with counted_compilations() as compiled, progress(total, done=state.step) as shown:
             trainer = Trainer(setup, run_dir, state, notes, total=total, began=began, writer=writer, shown=shown)
@@ -161,7 +161,7 @@ def _total(setup: Setup) -> int:
     return total if train.max_steps is None else min(total, train.max_steps)
 
 
-def _warm_up(setup: Setup) -> None:
+def warm_up(setup: Setup) -> None:
     """Compiles all programs: steps for the buckets of training, evaluations for those of every split."""
     pipe, sources = setup.pipe, setup.sources
     pipe.warm_up(_examples(setup.plan, sources.train))

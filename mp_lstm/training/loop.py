@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +23,14 @@ from jaxtyping import Array
 from mp_lstm.data import BatchSource, Position, iterate
 from mp_lstm.errors import InputError
 from mp_lstm.layers.batch import Batch
+from mp_lstm.layers.model import step_shape
 from mp_lstm.runtime import Metrics, State
 from mp_lstm.training import checkpoint
-from mp_lstm.training.build import Setup
 from mp_lstm.training.evaluate import evaluate
 from mp_lstm.training.metrics import MetricsWriter, Sums, perplexity
 from mp_lstm.training.notes import LastStep, Notes, Validation
 from mp_lstm.training.progress import Progress, Report
+from mp_lstm.training.setup import Setup
 
 
 def windows(
@@ -69,6 +70,19 @@ def epoch_of(position: Position) -> int:
     """
     epoch, index = position
     return epoch + (index > 0)
+
+
+def is_non_monotone(losses: Sequence[float], loss: float, after: int) -> bool:
+    """Whether a validation is worse than the best of all but the last `after` before it.
+
+    References:
+      Merity, Keskar and Socher 2017, algorithm 1 (https://arxiv.org/abs/1708.02182).
+
+    Example:
+      >>> is_non_monotone([5.0, 4.0, 4.5], 4.2, after=1), is_non_monotone([5.0, 4.0, 4.5], 4.2, after=2)
+      (True, False)
+    """
+    return len(losses) > after and loss > min(losses[: len(losses) - after])
 
 
 class _Unread(NamedTuple):
@@ -134,6 +148,8 @@ class Trainer:
         """
         config, pipe = self._setup.config.train, self._setup.pipe
         source = self._setup.sources.train
+        if self._is_stuck():
+            return None
         for after, batches in windows(source, self.notes.position, epochs=config.epochs, every_k=pipe.every_k):
             if self.state.step >= self._total:
                 break
@@ -148,7 +164,17 @@ class Trainer:
                 self._save()
             if number is not None:
                 return number
+            if self._is_stuck():
+                waited = f"validations without a better one: {self.notes.waited}"
+                self._shown.say(f"stopped early after step {step}, {waited} (train.patience)")
+                self._writer.write("stop", step=step, epoch=epoch_of(after), waited=self.notes.waited)
+                return None
         return None
+
+    def _is_stuck(self) -> bool:
+        """Whether validations have not improved for as long as the configuration has patience."""
+        patience = self._setup.config.train.patience
+        return patience is not None and self.notes.waited >= patience
 
     def finish(self) -> None:
         """Ends the run: the last validation, checkpoint and line of metrics.
@@ -167,13 +193,22 @@ class Trainer:
 
     def _step(self, after: Position, batches: list[Batch]) -> None:
         """Dispatches a step, then reads the one before."""
-        pipe, update, rate = self._setup.pipe, self.state.step, self.state.rate
+        pipe, update, lasting = self._setup.pipe, self.state.step, self.state.rate
+        rate = lasting * self._relative_length(batches)
         window = pipe.place(batches)
-        self.state, metrics = pipe.step(self.state, window)
+        state, metrics = pipe.step(dataclasses.replace(self.state, rate=rate), window)
+        self.state = dataclasses.replace(state, rate=lasting)
         self._read()
         self.notes = self.notes._replace(position=after)
         learning_rate = self._setup.learning_rate(update) * rate
         self._unread = _Unread(self.state.step, epoch_of(after), learning_rate, metrics)
+
+    def _relative_length(self, batches: Sequence[Batch]) -> float:
+        """Factor on the rate where lengths are random: that of the batches by the configured one."""
+        data = self._setup.config.data
+        if data.random_length is None:
+            return 1.0
+        return sum(step_shape(batch)[0] for batch in batches) / (len(batches) * data.length)
 
     def _read(self) -> None:
         """Waits for the step that was dispatched last, if it has not been read, and takes what it found."""
@@ -224,14 +259,18 @@ class Trainer:
         best = self.notes.best
         is_best = best is None or result.loss < best.loss
         found = Validation(step, *result)
-        self.notes = self.notes._replace(valid=found, best=found if is_best else best)
+        waited = 0 if is_best else self.notes.waited + 1
+        self.notes = self.notes._replace(valid=found, best=found if is_best else best, waited=waited)
         self._writer.write("valid", step=step, epoch=epoch, **result._asdict())
         self._shown.say(
             f"epoch {epoch}  step {step}  valid loss {result.loss:.4f}  perplexity {result.perplexity:,.2f}"
             f"{'  (best)' if is_best else ''}"
         )
-        if judge and self._setup.config.optimizer.rate_schedule == "plateau":
+        optimizer = self._setup.config.optimizer
+        if judge and optimizer.rate_schedule == "plateau":
             self._judge(result.loss)
+        if judge and optimizer.average:
+            self._start_average(result.loss)
         self._clock = time.perf_counter()
         return is_best
 
@@ -243,6 +282,17 @@ class Trainer:
             return
         self.state = dataclasses.replace(self.state, rate=self.state.rate * optimizer.rate_factor)
         self._shown.say(f"no better than {best:.4f}: learning rate times {self.state.rate:g}")
+
+    def _start_average(self, loss: float) -> None:
+        """Begins to average the parameters where validations have stopped improving."""
+        losses, after = self.notes.losses, self._setup.config.optimizer.average_after
+        if self.notes.averages:
+            return
+        begins = is_non_monotone(losses, loss, after)
+        self.notes = self.notes._replace(losses=(*losses, loss), averages=begins)
+        if begins:
+            self.state = self._setup.pipe.start_average(self.state)
+            self._shown.say(f"worse than the best but for the last {after}: parameters are averaged from here on")
 
     def _save(self, notes: Notes | None = None) -> None:
         """Saves the state with the notes, by default those of now."""

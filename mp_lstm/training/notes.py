@@ -35,6 +35,9 @@ class Notes(NamedTuple):
       last: the last step.
       valid: the last validation; best: the one with the least loss.
       plateau: the least loss that the plateau schedule has seen.
+      losses: of the validations that decide when averaging begins.
+      averages: whether it has begun.
+      waited: validations since the best one.
       metrics_size: bytes of metrics.jsonl that belong to the run so far.
       seconds: of the run so far.
     """
@@ -45,6 +48,9 @@ class Notes(NamedTuple):
     valid: Validation | None = None
     best: Validation | None = None
     plateau: float | None = None
+    losses: tuple[float, ...] = ()
+    averages: bool = False
+    waited: int = 0
     metrics_size: int = 0
     seconds: float = 0.0
 
@@ -64,6 +70,7 @@ def notes_from_json(saved: Mapping[str, Any]) -> Notes:
     return notes._replace(
         position=(epoch, index),
         sums=Sums(*notes.sums),
+        losses=tuple(notes.losses),
         last=None if notes.last is None else LastStep(*notes.last),
         valid=None if notes.valid is None else Validation(*notes.valid),
         best=None if notes.best is None else Validation(*notes.best),

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from mp_lstm.errors import InputError
+from mp_lstm.runtime import average_parameters
 from mp_lstm.training.config import Config
 from mp_lstm.training.fields import suggestion
 
@@ -65,7 +66,9 @@ def make_optimizer(config: Config, schedule: Schedule | float | None = None) -> 
             leaf = jax.ShapeDtypeStruct((2, 2), jnp.float32)
             state = jax.eval_shape(optimizer.init, leaf)
             jax.eval_shape(optimizer.update, leaf, state, leaf)
-    return optimizer
+    if section.weight_decay:
+        optimizer = optax.chain(optax.add_decayed_weights(section.weight_decay), optimizer)
+    return optax.chain(optimizer, average_parameters()) if section.average else optimizer
 
 
 def make_schedule(config: Config, updates: int) -> Schedule | float:

@@ -22,7 +22,7 @@ from mp_lstm.planning.schedule import Schedule
 from mp_lstm.planning.simulate import Timeline
 from mp_lstm.runtime.measure import measure_steps
 from mp_lstm.runtime.perfetto import trace_events
-from mp_lstm.training.build import Setup
+from mp_lstm.training.setup import Setup
 from mp_lstm.training.timeline_plot import timeline_picture
 
 PICTURE, TRACE = "timeline.png", "trace.json"

@@ -18,6 +18,7 @@ from mp_lstm.data import (
     sequence_batches,
 )
 from mp_lstm.data.order import epoch_order
+from mp_lstm.data.source import Dropped
 from mp_lstm.errors import InputError
 
 EOS = 0
@@ -57,6 +58,18 @@ def test_stories_3_and_5_a_sentence_reads_eos_first_and_says_it_last():
     assert batch.lengths.tolist() == [4]
 
 
+def test_blank_lines_are_skipped_and_counted():
+    source = SentenceBatches(text([[], [5, 6], [], [], [7]]), (1, 2, 4), 2)
+    assert sorted(rows(source)) == whole([[5, 6], [7]])
+    assert (source.dropped.blank, source.dropped.sentences, source.tokens, source.buckets) == (3, 0, 5, (2, 4))
+
+
+def test_blank_lines_are_part_of_consecutive_text():
+    source = ContiguousBatches(text([[], [5, 6], [], [7]]), 7, 1)
+    assert source.tokens == 7
+    assert rows(source) == [([0, 0, 5, 6, 0, 0, 7], [0, 5, 6, 0, 0, 7, 0])]
+
+
 def test_story_4_padding_is_told_apart_by_lengths_alone():
     """The example trained on padding: it could not be told from a word."""
     batch = SentenceBatches(text([[5], [6, 7]]), (4,), 3, shuffle=False).batch(0, 0)
@@ -72,7 +85,7 @@ def test_story_14_every_sentence_once_in_every_epoch(sentences, buckets, batch_s
     """The example dropped the tail of each bucket, and every sentence over the longest, without a word."""
     source = SentenceBatches(text(sentences), buckets, batch_size, seed)
     assert sorted(rows(source, epoch)) == whole(sentences)
-    assert source.dropped == (0, 0)
+    assert source.dropped == Dropped()
     assert source.tokens == sum(len(sentence) + 1 for sentence in sentences)
     for index in range(source.num_batches(epoch)):
         batch = source.batch(epoch, index)
@@ -104,7 +117,7 @@ def test_pitfall_9_dropped_sentences_are_counted(sentences, longest, batch_size)
     source = SentenceBatches(text(sentences), (longest,), batch_size, policy="drop")
     assert sorted(rows(source)) == whole(kept)
     lost = [len(sentence) + 1 for sentence in sentences if len(sentence) + 1 > longest]
-    assert source.dropped == (len(lost), sum(lost))
+    assert source.dropped == Dropped(len(lost), sum(lost))
     assert source.tokens == sum(len(targets) for _, targets in rows(source))
 
 
@@ -218,8 +231,9 @@ def test_refuses_contiguous_settings_out_of_range(name):
 # Any features
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 5), st.sampled_from(["extend", "split"]))
+@given(st.lists(st.integers(2, 9), min_size=1, max_size=20), st.integers(1, 5), st.sampled_from(["extend", "split"]))
 def test_dense_features_are_batched_like_tokens(lengths, batch_size, policy):
+    """Of two steps or more: one step of text is a blank line."""
     ends = np.cumsum(lengths)
     ids = [np.arange(end - length, end, dtype=np.int32) for end, length in zip(ends, lengths, strict=True)]
     inputs = [{"frames": np.stack([steps, -steps], 1).astype(np.float32), "ids": steps} for steps in ids]

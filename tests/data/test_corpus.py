@@ -89,10 +89,21 @@ def test_a_directory_reads_the_packaged_corpus_the_same(austen):
 
 
 @pytest.mark.parametrize("text", ["a b <eos>\nc\n", "a b\nc <eos>", "\n a b \r\n\r\n<eos>\n\tc"])
-def test_pitfall_12_blank_lines_are_skipped_and_eos_written_out_is_not_doubled(tmp_path, text):
+def test_pitfall_12_blank_lines_are_no_sentences_and_eos_written_out_is_not_doubled(tmp_path, text):
     found = read_directory(write(tmp_path, text, text, text))
     for split in found[:3]:
-        assert sentences(split, found.vocabulary) == ["a b <eos>", "c <eos>"]
+        assert sentences(split.sentences, found.vocabulary) == ["a b <eos>", "c <eos>"]
+
+
+def test_a_blank_line_is_an_eos_of_the_text(tmp_path):
+    """As wikitext-2 is counted; lines that end the file are lines, the end of the last one is none."""
+    text = " \n = a = \n \n b\n\n"
+    found = read_directory(write(tmp_path, text, text, text))
+    for split in found[:3]:
+        assert found.vocabulary.decode(split.tokens) == "<eos> = a = <eos> <eos> b <eos> <eos>"
+        assert split.lengths.tolist() == [1, 4, 1, 2, 1]
+        assert found.vocabulary.decode(split.sentences.tokens) == "= a = <eos> b <eos>"
+        assert split.sentences.offsets.tolist() == [0, 4, 6]
 
 
 lines_of_text = st.lists(st.lists(st.sampled_from(["a", "b", "<unk>", "é", "."]), max_size=6), min_size=1)
@@ -101,9 +112,10 @@ lines_of_text = st.lists(st.lists(st.sampled_from(["a", "b", "<unk>", "é", "."]
 @given(lines_of_text.filter(any), st.sampled_from(["\n", "\r\n", " \n\n"]))
 def test_reading_is_the_textbook_loop(lines, line_end):
     vocabulary = build_vocabulary(["a b <unk>"])
-    split = read_text(io.BytesIO(line_end.join(map(" ".join, lines)).encode()), vocabulary)
+    text = line_end.join(map(" ".join, lines))
+    split = read_text(io.BytesIO(text.encode()), vocabulary)
     ids = {word: index for index, word in enumerate(vocabulary.words)}
-    wanted = [[ids.get(word, 1) for word in line] + [0] for line in lines if line]
+    wanted = [[ids.get(word, 1) for word in line.split()] + [0] for line in io.StringIO(text)]
     assert [part.tolist() for part in np.split(split.tokens, split.offsets[1:-1])] == wanted
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,3 +71,34 @@ def test_refuses_a_rate_that_is_none(rate: float) -> None:
 def test_training_needs_a_key() -> None:
     with pytest.raises(InputError, match=r"drop: training with dropout needs a key: pass key=jax.random.key"):
         mp_lstm.dropout(0.5, name="drop").forward((), jnp.ones((1, 1, 1)), (), Context(train=True))
+
+
+def locked_mask(*, steps: tuple[int, int] = (0, TIME), rows: tuple[int, int] = (0, ROWS), **ctx: Any) -> np.ndarray:
+    """Where ones that locked dropout was given for a unit remain."""
+    x = jnp.ones((steps[1] - steps[0], rows[1] - rows[0], 64))
+    ctx = {"key": KEY, "counter": 5, "start": steps[0], "row": rows[0], "train": True} | ctx
+    return np.asarray(mp_lstm.locked_dropout(0.4).forward((), x, (), Context(**ctx))[1] != 0)
+
+
+def test_a_locked_mask_is_one_a_row_and_feature_whatever_the_unit() -> None:
+    mask = locked_mask()
+    assert (mask == mask[:1]).all()
+    assert (locked_mask(steps=(3, 7), rows=(2, 5)) == mask[3:7, 2:5]).all()
+    assert len({row.tobytes() for row in mask[0]}) == ROWS
+    assert len({column.tobytes() for column in mask[0].T}) > 32  # of 128 that seven rows may have
+    assert (locked_mask(counter=6) != mask).any()
+    assert (locked_mask(key=jax.random.key(1)) != mask).any()
+
+
+def test_locked_dropout_drops_and_scales_at_the_stated_rate() -> None:
+    layer, ctx = mp_lstm.locked_dropout(0.3), Context(key=KEY, train=True)
+    x = jnp.full((2, 100, 200), 2.0)
+    _, y, saved = layer.forward((), x, (), ctx)
+    assert set(np.unique(y)) == {0.0, np.float32(2.0 / keep_probability(0.3))}
+    kept = np.asarray(y[0] != 0)
+    for axis in (None, 0, 1):
+        drawn = kept.size if axis is None else kept.shape[axis]
+        assert (abs(kept.mean(axis=axis) - 0.7) < 5 * np.sqrt(0.3 * 0.7 / drawn)).all()
+    dx, _, _ = layer.backward((), saved, jnp.ones_like(x), (), ctx)
+    np.testing.assert_allclose(dx, y / 2, rtol=1e-6)
+    assert layer.infer((), x, (), ctx)[1] is x

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import mp_lstm
+import reference
+from examples import random_batch, random_params
 from mp_lstm.errors import InputError
+from reference import assert_close
 
 SIZES: dict[str, Any] = {"vocab": 11, "embed": 4, "hidden": 6, "layers": 2}
 
@@ -49,6 +54,95 @@ def test_initial_values() -> None:
     assert 0.09 < abs(values).max() <= 0.1
 
 
+AWD: dict[str, Any] = {
+    "dropout": 0.25,
+    "dropout_input": 0.4,
+    "dropout_output": 0.4,
+    "dropout_words": 0.1,
+    "dropout_locked": True,
+    "weight_drop": 0.5,
+    "activation_reg": 2.0,
+    "temporal_reg": 1.0,
+    "tie": True,
+}
+
+
+def test_awd_lstm_equals_the_reference(x64: None) -> None:
+    """Its recipe (https://arxiv.org/abs/1708.02182), sizes divided by a hundred: embed 400, hidden 1150, 1150, 400."""
+    sizes = {"vocab": 11, "embed": 4, "hidden": (11, 11, 4), "layers": 3}
+    model = mp_lstm.language_model(**sizes, **AWD, dtype=jnp.float64)
+    assert [row.name for row in model.rows] == ["embed", "lstm 1", "lstm 2", "lstm 3", "head"]
+    assert parameters(model) == [44, 44 * (4 + 11 + 1), 44 * (11 + 11 + 1), 16 * (11 + 4 + 1), 11]
+    params, key = random_params(model), jax.random.key(3)
+    batch = random_batch(np.random.default_rng(0), 5, 3, lengths=[5, 2, 4], weighted=True)
+    run = jax.jit(jax.value_and_grad(lambda params: model.loss(params, batch, key=key, counter=7)[0]))
+    expected = reference.run(reference.Spec(3, **AWD), params, [batch], key=key, counter=7)
+    assert_close(run(params), expected.mean(), 1e-10)
+
+
+def test_each_rate_has_its_place() -> None:
+    """Rates that differ, seen where each mask lies in what F saves: kept shares of many features."""
+    rates = {"dropout": 0.5, "dropout_input": 0.1, "dropout_output": 0.9}
+    model = mp_lstm.language_model(vocab=5, embed=64, hidden=64, layers=2, **rates)
+    whole, key = mp_lstm.chain(model.rows[:-1]), jax.random.key(0)
+    inputs, ctx = jnp.zeros((8, 16), int), mp_lstm.Context(key=key, train=True)
+    params = random_params(model)[:-1]
+    _, _, saved = jax.jit(whole.forward)(params, inputs, whole.init_state(16), ctx)
+    masks = [leaf for leaf in jax.tree.leaves(saved) if leaf.dtype == bool]
+    np.testing.assert_allclose([mask.mean() for mask in masks], [0.9, 0.5, 0.1], atol=0.03)
+
+
+def test_a_scale_for_each_row() -> None:
+    def largest(model: mp_lstm.Model) -> list[float]:
+        rows = jax.jit(model.init)(jax.random.key(0))
+        return [max(float(abs(leaf).max()) for leaf in jax.tree.leaves(row)) for row in rows]
+
+    scales = (0.1, 0.02, 0.03, 0.4)
+    untied = mp_lstm.language_model(**SIZES, init_scale=scales)
+    np.testing.assert_allclose(largest(untied), scales, rtol=0.15)
+    tied = mp_lstm.language_model(**SIZES | {"hidden": 4}, tie=True, init_scale=scales[:-1])
+    np.testing.assert_allclose(largest(tied), [*scales[:-1], 0], rtol=0.15)
+
+
+def test_initialisers_for_all_layers_or_one_each() -> None:
+    constant = jax.nn.initializers.constant
+    model = mp_lstm.language_model(
+        **SIZES, init_scale=0.1, kernel_init=constant(2.0), recurrent_init=[constant(3.0), constant(4.0)]
+    )
+    _, first, second, _ = model.init(jax.random.key(0))
+    assert {float(value) for layer in (first, second) for value in np.unique(layer.kernel)} == {2.0}
+    assert (first.recurrent_kernel == 3).all()
+    assert (second.recurrent_kernel == 4).all()
+    assert 0 < abs(first.bias).max() <= 0.1
+
+
+def test_training_with_bfloat16_products_stays_close_to_float32() -> None:
+    """Losses of twenty steps within 0.1%; parameters and gradients are float32, only products' operands are not."""
+    sizes = {"vocab": 11, "embed": 8, "hidden": 8, "layers": 2, "dropout": 0.2}
+    batch, key = random_batch(np.random.default_rng(0), 6, 4), jax.random.key(1)
+
+    def losses(products: Any) -> np.ndarray:
+        model, optimizer = mp_lstm.language_model(**sizes, products=products), optax.adam(0.01)
+        params = random_params(model, scale=0.3)
+        run = jax.value_and_grad(lambda params, i: model.loss(params, batch, key=key, counter=i)[0])
+
+        def step(carry: Any, i: jax.Array) -> Any:
+            params, kept = carry
+            loss, gradients = run(params, i)
+            assert {leaf.dtype.name for leaf in jax.tree.leaves((params, gradients))} == {"float32"}
+            updates, kept = optimizer.update(gradients, kept)
+            return (optax.apply_updates(params, updates), kept), loss
+
+        return np.asarray(
+            jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(20)))((params, optimizer.init(params)))[1]
+        )
+
+    rounded, exact = losses(jnp.bfloat16), losses(None)
+    assert (rounded != exact).all()
+    assert exact[-1] < 0.95 * exact[0]
+    np.testing.assert_allclose(rounded, exact, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -60,6 +154,20 @@ def test_initial_values() -> None:
         ({"residual_from": 3}, "residual_from is 3, a layer from 1 to 2 is wanted"),
         ({"init_scale": 0.0}, "init_scale is 0.0, a positive number is wanted"),
         ({"dropout": 1.0}, r"dropout: the rate is 1.0, a number in \[0, 1\) is wanted"),
+        ({"dropout_output": -0.5}, r"dropout: the rate is -0.5, a number in \[0, 1\) is wanted"),
+        ({"dropout_words": 1.0}, r"embed: the rate is 1.0, a number in \[0, 1\) is wanted"),
+        ({"weight_drop": 1.0}, r"weight_drop of lstm 1: the rate is 1.0, a number in \[0, 1\) is wanted"),
+        ({"activation_reg": -1.0}, "activation regularisation: the factor is -1.0, a finite number of at least 0"),
+        (
+            {"init_scale": [0.1]},
+            "init_scale gives 1 numbers, 4 are wanted: one each for the embedding, the 2 LSTM layers and the head, or",
+        ),
+        ({"init_scale": [0.1] * 4, "tie": True, "hidden": 4}, "4 numbers, 3 are wanted: .* the 2 LSTM layers, or one"),
+        ({"init_scale": [0.1, 0.1, -1.0, 0.1]}, "init_scale is -1.0, a positive number is wanted"),
+        (
+            {"recurrent_init": [jax.nn.initializers.zeros]},
+            "recurrent_init gives 1 initialisers, the model has 2 layers: give one a layer, or one for all",
+        ),
         ({"unroll": 17}, "unroll is 17, 1 to 16 is wanted"),
     ],
 )

@@ -312,14 +312,14 @@ def test_a_batch_without_padding_equals_the_padded_one(x64: None) -> None:
 
 def text(sentences: int) -> Split:
     rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 7, sentences)
+    lengths = rng.integers(2, 7, sentences)
     return Split(rng.integers(0, examples.VOCAB, lengths.sum()).astype(np.int32), np.cumsum([0, *lengths]))
 
 
 @pytest.mark.parametrize("carried", [False, True])
 def test_after_warm_up_nothing_is_compiled(carried: bool) -> None:
     """In the whole process, in two epochs over all buckets: windows of two, a remainder, evaluations, a new rate."""
-    split, rows = text(31), 4
+    split, rows = text(40), 4
     source = ContiguousBatches(split, 6, rows) if carried else SentenceBatches(split, (3, 6), rows, seed=1)
     assert source.num_batches() % 2 == 1, "the remainder is part of the test"
     model = mp_lstm.language_model(**SIZES | {"layers": 1}, dropout=0.5)
@@ -354,7 +354,7 @@ def test_after_warm_up_nothing_is_compiled(carried: bool) -> None:
 @pytest.fixture
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are traced alone: enough to count them."""
-    stand_in = SimpleNamespace(lower=lambda *leaves: SimpleNamespace(compile=lambda: None))
+    stand_in = SimpleNamespace(lower=lambda *leaves: SimpleNamespace(compile=lambda **options: None))
     names = {name: getattr(jax, name) for name in ("make_jaxpr", "tree", "ShapeDtypeStruct")}
     monkeypatch.setattr(programs, "jax", SimpleNamespace(**names, jit=lambda function, **options: stand_in))
 

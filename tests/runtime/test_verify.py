@@ -36,7 +36,8 @@ def certificate(layer: mp_lstm.Layer) -> Certificate:
 
 
 def test_a_right_layer_passes() -> None:
-    found = certificate(mp_lstm.dense(3, 3, name="mine"))
+    """Also one that adds a term to the gradient: it belongs to the sum over both batches, which is divided once."""
+    found = certificate(mp_lstm.chain([mp_lstm.dense(3, 3), mp_lstm.temporal_regularisation(3, 2.0)], name="mine"))
     assert found.passed
     assert [row.name for row in found.rows] == ["embed", "mine", "lstm", "head"]
     assert [row.stage for row in found.rows] == [0, 0, 1, 1]

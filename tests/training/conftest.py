@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mp_lstm.data import Corpus, Split, Vocabulary
-from mp_lstm.training.build import Setup, make_setup
 from mp_lstm.training.config import from_table
+from mp_lstm.training.setup import Setup, make_setup
 
 WORDS = Vocabulary(("<eos>", "<unk>", "a", "b", "c", "d", "e"))
 

@@ -14,20 +14,12 @@ import pytest
 
 from mp_lstm.data import ContiguousBatches, Corpus, SentenceBatches, iterate, read_directory
 from mp_lstm.errors import InputError
-from mp_lstm.training import optimizers
-from mp_lstm.training.build import (
-    Setup,
-    bill_of,
-    limit_vocabulary,
-    make_planned,
-    make_setup,
-    make_sources,
-    read_corpus,
-    resolved,
-    updates_per_epoch,
-)
-from mp_lstm.training.config import Config, load
+from mp_lstm.training import build, optimizers
+from mp_lstm.training.build import bill_of, limit_vocabulary, make_sources, read_corpus
+from mp_lstm.training.config import Config, ModelConfig, load
 from mp_lstm.training.optimizers import make_optimizer, make_schedule
+from mp_lstm.training.planned import make_planned
+from mp_lstm.training.setup import Setup, make_setup, resolved, updates_per_epoch
 
 SMALL = "--model.embed 4 --model.hidden 4 --model.layers 2 --model.dropout 0 --data.batch_size 4"
 TRAIN = [n for n in (2, 3, 3, 5, 5, 5, 8, 12) for _ in range(3)]  # words of each sentence
@@ -136,6 +128,16 @@ def test_the_last_update_of_an_epoch_may_have_fewer_batches(corpus: Corpus):
 
 
 # --- model, plan, pipeline ---
+
+
+def test_every_field_of_the_model_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(build, "language_model", lambda **options: given.update(options))
+    model = ModelConfig(residual=3, dropout_words=0.1, weight_drop=0.2, activation_reg=2.0, products="bfloat16")
+    build.make_model(replace(Config(), model=model), 100)
+    fields = vars(model) | {"residual_from": 3}
+    del fields["residual"]
+    assert {name: given[name] for name in fields} == fields
 
 
 def test_the_setup_is_what_the_sections_say(setup_of: Callable[..., Setup]):

@@ -102,9 +102,10 @@ def configs(draw: st.DrawFn) -> Config:
     model = section(
         ModelConfig,
         layers=st.just(layers),
-        dropout=SHARES,
+        **dict.fromkeys(("dropout", "dropout_input", "dropout_output", "dropout_words", "weight_drop"), SHARES),
+        **dict.fromkeys(("activation_reg", "temporal_reg"), st.just(0.0) | POSITIVE),
         residual=st.integers(1, layers),
-        init_scale=POSITIVE,
+        init_scale=POSITIVE | st.lists(POSITIVE, min_size=1, max_size=4).map(tuple),
         forget_bias=st.floats(-1e300, 1e300),
     )
     optimizer = section(
@@ -114,6 +115,7 @@ def configs(draw: st.DrawFn) -> Config:
         rate_factor=st.floats(0.1, 0.9),
         plateau_threshold=SHARES,
         rate_divisor=st.floats(1, 1e300),
+        weight_decay=st.floats(0, 1e300),
     )
     data = section(DataConfig, vocab_limit=st.integers(2, 10**6))
     return Config(
@@ -150,6 +152,8 @@ def test_what_is_saved_loads_equal(tmp_path_factory: pytest.TempPathFactory, con
         ("[model]\ntie = 1", "model.tie is 1, wanted true or false"),
         ("[model]\nhidden = [64, 'a']", "model.hidden is [64, 'a'], wanted a whole number or a list of whole numbers"),
         ("[model]\nresidual = 'no'", "model.residual is 'no', wanted a whole number or none"),
+        ("[model]\ninit_scale = 'x'", "model.init_scale is 'x', wanted a number or a list of numbers or none"),
+        ("[model]\nproducts = 'float16'", "model.products is 'float16', wanted float32 or bfloat16"),
         ("[data]\nmode = 'words'", "data.mode is 'words', wanted sentences or contiguous"),
         ("[data]\nbuckets = 32", "data.buckets is 32, wanted auto or a list of whole numbers"),
         ("[optimizer]\nname = 1", "optimizer.name is 1, wanted a text"),
@@ -214,6 +218,9 @@ def test_a_whole_number_is_a_number():
         ("--model.residual None", "residual", None),
         ("--model.layers=3", "layers", 3),
         ("--model.init-scale 0.1", "init_scale", 0.1),
+        ("--model.init_scale 0.1 0.2", "init_scale", (0.1, 0.2)),
+        ("--model.dropout_input 0.4", "dropout_input", 0.4),
+        ("--model.products bfloat16", "products", "bfloat16"),
         ("--model.layers 3 --model.layers 2", "layers", 2),
         ("--model.forget_bias -1", "forget_bias", -1.0),
     ],

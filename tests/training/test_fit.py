@@ -24,10 +24,10 @@ from mp_lstm.data import ContiguousBatches, Split
 from mp_lstm.errors import InputError
 from mp_lstm.layers.batch import Batch
 from mp_lstm.training import checkpoint
-from mp_lstm.training.build import Setup
 from mp_lstm.training.fit import SplitResult, evaluate, fit
 from mp_lstm.training.loop import windows
 from mp_lstm.training.metrics import read_metrics
+from mp_lstm.training.setup import Setup
 
 Tiny = Callable[..., Setup]
 

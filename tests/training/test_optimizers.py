@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 
 from mp_lstm.errors import InputError
@@ -63,3 +64,11 @@ def test_what_optax_says_to_programmers_is_not_said_to_users() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_optimizer(config_of("--optimizer.name noisy_sgd --optimizer.rate_schedule constant"))
+
+
+def test_weight_decay_is_added_to_the_gradient() -> None:
+    """As torch.optim.SGD has it: the rate is on both."""
+    optimizer = make_optimizer(config_of("--optimizer.name sgd --optimizer.weight_decay 0.1"), 0.5)
+    params, gradients = np.array([2.0, -4.0]), np.array([1.0, 1.0])
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    np.testing.assert_allclose(updates, -0.5 * (gradients + 0.1 * params), rtol=1e-6)

@@ -1,0 +1,85 @@
+"""The directory of a run: whether it may be a new one, and what an old one holds.
+
+It holds config.toml (the configuration in full), vocabulary.txt, metrics.jsonl and checkpoints/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from operator import attrgetter
+from pathlib import Path
+
+from mp_lstm.data import Vocabulary
+from mp_lstm.errors import InputError
+from mp_lstm.training.config import Config, load_saved
+from mp_lstm.training.files import writing
+
+CONFIG, VOCABULARY = "config.toml", "vocabulary.txt"
+RUN_FILES = {"metrics.jsonl", "checkpoints"}  # what else shows that a directory is a run's
+
+
+def fresh_directory(run_dir: Path | None, name: str) -> Path:
+    """The directory of a new run: the one that was asked for, if it is free, else the next one of this name."""
+    if run_dir is None:
+        number = 1
+        while (path := Path("runs", f"{name}-{number}")).exists():
+            number += 1
+        return path
+    if run_dir.is_file():
+        raise InputError(f"{run_dir} is a file: pass a directory as --run-dir")
+    with writing(run_dir):
+        held = {path.name for path in run_dir.iterdir()} if run_dir.exists() else set()
+    if CONFIG in held:
+        raise InputError(f"{run_dir} holds another run: pass --resume to go on with it, or another --run-dir")
+    if held:
+        what = f"a run that has lost its {CONFIG}" if held & RUN_FILES else "other files"
+        raise InputError(f"{run_dir} holds {what}: pass another --run-dir")
+    return run_dir
+
+
+def check_writable(run_dir: Path) -> None:
+    """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work."""
+    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    try:
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=run_dir) as file:
+                file.write(b"room")
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # not made after all, or somebody else's too by now
+                path.rmdir()
+
+
+def saved_config(run_dir: Path) -> Config:
+    """The configuration of a run."""
+    if (run_dir / CONFIG).is_file():
+        return load_saved(run_dir / CONFIG)
+    if any((run_dir / name).exists() for name in RUN_FILES):
+        raise InputError(f"{run_dir} holds a run that has lost its {CONFIG}: put the file back, or train anew")
+    raise InputError(f"{run_dir} is no run directory, it has no {CONFIG}: train first, or pass another directory")
+
+
+def saved_vocabulary(run_dir: Path) -> Vocabulary:
+    """The words of a run."""
+    return Vocabulary.load(run_dir / VOCABULARY)
+
+
+def check_same_run(saved: Config, config: Config, run_dir: Path) -> None:
+    """A resumed run may go on elsewhere, longer or at other rates, but not as another model or on other batches.
+
+    The text may have moved: that it has the same words is checked when it has been read.
+    """
+    fixed = {
+        "a checkpoint of another model": [f"model.{name}" for name in vars(saved.model)],
+        "a run on other batches": [*(f"data.{name}" for name in vars(saved.data) if name != "source"), "train.seed"],
+    }
+    for what, names in fixed.items():
+        for name in names:
+            before, now = (attrgetter(name)(one) for one in (saved, config))
+            if now != before:
+                raise InputError(
+                    f"{run_dir} holds {what}: its {name} is {before!r}, now it is {now!r}: leave it as it was, or "
+                    "start a new run"
+                )
