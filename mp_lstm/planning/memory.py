@@ -4,7 +4,8 @@ What is alive between the tasks of a stage, beside what it always holds (paramet
 
     F of a unit   takes x from below, which stays as `input`; makes `saved`, `kept`, and y, which goes up
     B of a unit   takes y's gradient from above and `saved`, frees both; makes `tape`, and x's gradient, which goes down
-    W             takes `tape`, `kept` and `input` of a micro-batch's units, and frees them; the first makes `gradient`
+    W             takes `tape`, `kept` and `input` of a micro-batch's units, and frees them; the first makes `gradient`,
+                  those after it make their own and add it
 
 An array that was sent is held by the device it was sent to until the task that waits for it is done. The temporaries of
 a program count while it runs.
@@ -22,7 +23,7 @@ from mp_lstm.planning.schedule import Schedule, Task
 
 
 class StageMemory(NamedTuple):
-    """Bytes of one stage; all but the first and the last two for one unit of a micro-batch.
+    """Bytes of one stage; all but `fixed` and the last three for one unit of a micro-batch.
 
     Args:
       fixed: parameters and the optimiser's state; the same for all micro-batches.
@@ -34,6 +35,7 @@ class StageMemory(NamedTuple):
       scratch_forward, scratch_backward: temporaries of the programs of a unit.
       scratch_weight: temporaries of W, which joins the units of a micro-batch.
       gradient: of the parameters, there from the first W to U; the same for all micro-batches.
+      scratch_add: temporaries of a W that adds to a gradient, beside `scratch_weight`.
     """
 
     fixed: int
@@ -46,6 +48,7 @@ class StageMemory(NamedTuple):
     scratch_backward: int
     scratch_weight: int
     gradient: int = 0
+    scratch_add: int = 0
 
 
 def peak_bytes(schedule: Schedule, memories: Sequence[Sequence[StageMemory]]) -> dict[int, int]:
@@ -78,11 +81,12 @@ def peak_bytes(schedule: Schedule, memories: Sequence[Sequence[StageMemory]]) ->
 
     begun: set[int] = set()  # stages that have a gradient
     for task in schedule.tasks:
-        if task.kind == "W" and task.stage not in begun:
+        adds = task.stage in begun
+        if task.kind == "W" and not adds:
             begun.add(task.stage)
             hold(task.stage, memories[task.stage][task.microbatch].gradient)
         if task.kind != "U":  # it works in place
-            made, left, sent = _bytes(task, memories)
+            made, left, sent = _bytes(task, memories, adds)
             hold(task.stage, made)  # while the task runs
             hold(task.stage, left - made)
             receiver = task.stage + (1 if task.kind == "F" else -1)
@@ -91,12 +95,16 @@ def peak_bytes(schedule: Schedule, memories: Sequence[Sequence[StageMemory]]) ->
     return peak
 
 
-def _bytes(task: Task, memories: Sequence[Sequence[StageMemory]]) -> tuple[int, int, int]:
-    """What an F, B or W adds while it runs, what of it is left behind less what it frees, and what it sends."""
+def _bytes(task: Task, memories: Sequence[Sequence[StageMemory]], adds: bool) -> tuple[int, int, int]:
+    """What an F, B or W adds while it runs, what of it is left behind less what it frees, and what it sends.
+
+    `adds`: whether a W of the stage has made its gradient.
+    """
     stage, microbatch = task.stage, task.microbatch
     own = memories[stage][microbatch]
     if task.kind == "W":
-        return own.scratch_weight, -len(task.units) * (own.kept + own.tape + own.input), 0
+        scratch = own.scratch_weight + (own.scratch_add if adds else 0)
+        return scratch, -len(task.units) * (own.kept + own.tape + own.input), 0
     x = memories[stage - 1][microbatch].output if stage else 0  # sent by the stage below, and its gradient sent there
     if task.kind == "F":
         kept = own.saved + own.kept

@@ -136,19 +136,24 @@ def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, r
     """What a stage of the given rows holds.
 
     F and B run their rows one after another, so their temporaries are those of the largest row. W joins the chunks of
-    all rows, each array copied, and where it adds to a gradient it has made one of all rows before. With remat "layer"
-    F keeps the input of every row and with "stage" that of the stage, and what W reads comes from B.
+    all rows, each array copied, but for the stage's x: the compiler gives it the place of another that W is done with.
+    Where it adds to a gradient it has made one of all rows before (but an embedding's, which it adds to in place).
+
+    With remat "layer" F keeps the input of every row and with "stage" that of the stage. B makes what W reads, and what
+    it reads itself is among its temporaries; with "layer" beside those of F, whose memory is not used again.
     """
     rows, padded = bucket.rows_per_microbatch, bucket.chunk * bucket.chunks
     held = [costs.memory(row, rows, bucket.chunk) for row in indices]
-    weight = sum(costs.memory(row, rows, padded).scratch_weight for row in indices) if bucket.microbatches > 1 else 0
+    added = sum(costs.memory(row, rows, padded).scratch_weight for row in indices) if bucket.microbatches > 1 else 0
     scratch = max(part.scratch_backward for part in held)
     saved, kept, tape = (sum(getattr(part, name) for part in held) for name in ("saved", "kept", "tape"))
-    if remat != "none":
-        scratch += max(part.saved for part in held) if remat == "layer" else saved
-        saved, kept, tape = 0, _inner_inputs(held) if remat == "layer" else 0, tape + kept
-    if bucket.chunks > 1:
-        weight += bucket.chunks * (kept + tape + held[0].input)
+    joined = bucket.chunks * (kept + tape) if bucket.chunks > 1 else 0
+    if remat == "layer":
+        scratch = max(part.scratch_forward + part.saved + part.scratch_backward for part in held)
+        saved, kept, tape = 0, _inner_inputs(held), tape + kept
+    elif remat == "stage":
+        scratch = saved + max(scratch, *(part.scratch_forward for part in held))
+        saved, kept, tape = 0, 0, tape + kept
     return StageMemory(
         fixed=sum(part.parameters + part.state for part in held),
         saved=saved,
@@ -158,8 +163,9 @@ def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, r
         output=held[-1].output,
         scratch_forward=max(part.scratch_forward for part in held),
         scratch_backward=scratch,
-        scratch_weight=weight,
+        scratch_weight=joined,
         gradient=sum(part.parameters for part in held),
+        scratch_add=added,
     )
 
 

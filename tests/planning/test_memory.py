@@ -63,6 +63,7 @@ def test_walk_by_hand():
     assert peak(scratch_forward=200) == 115 + 115 + 1 + 200  # F1 runs
     assert peak(scratch_backward=200) == 230 + 30 + 200  # B1 runs
     assert peak(scratch_weight=200) == 90 + 200  # W runs
+    assert peak(scratch_add=2000) == peak()  # there is nothing to add to
 
 
 def test_weight_gradient_frees_all_of_its_microbatch():
@@ -72,6 +73,14 @@ def test_weight_gradient_frees_all_of_its_microbatch():
     assert peak_bytes(wavefront((0,), (2, 3), defer=1), memories) == {0: 20 + 2}  # W0 before B1.0
     assert peak_bytes(wavefront((0,), (2, 3)), memories) == {0: 20 + 3}
     assert peak_bytes(gpipe((0,), (2, 3)), memories) == {0: 20}
+
+
+def test_a_weight_gradient_that_adds_makes_one_of_its_own():
+    """The first of three makes the gradient of 100 bytes; the second makes another, while one unit less is there."""
+    stage = NOTHING._replace(tape=30, gradient=100, scratch_weight=1, scratch_add=100)
+    assert peak_bytes(gpipe((0,), (1, 1, 1)), [[stage] * 3]) == {0: 30 + 200 + 1}
+    assert peak_bytes(gpipe((0,), (1, 1, 1)), [[stage._replace(scratch_add=0)] * 3]) == {0: 30 + 100 + 1}
+    assert peak_bytes(gpipe((0,), (1,)), [[stage]]) == {0: 30 + 100 + 1}
 
 
 def test_arrays_wait_where_they_were_sent():
@@ -88,7 +97,7 @@ def test_stages_of_one_device_add_up():
     assert peak_bytes(serial((1, 0), (1,)), memories) == {0: 22, 1: 101}
 
 
-sizes_strategy = st.builds(StageMemory, *[st.integers(0, 50)] * 10)
+sizes_strategy = st.builds(StageMemory, *[st.integers(0, 50)] * 11)
 
 
 @st.composite
@@ -128,7 +137,7 @@ def peak_of_lifetimes(schedule, memories):
         for m, memory in enumerate(own):
             weights = weight_task(stage, m, schedule.chunks)
             w = at[weights]
-            alive(stage, w, w, memory.scratch_weight)
+            alive(stage, w, w, memory.scratch_weight + (memory.scratch_add if w > first else 0))
             for unit in weights.units:
                 f, b = at[Task("F", stage, (unit,))], at[Task("B", stage, (unit,))]
                 alive(stage, f, f, memory.scratch_forward + memory.output)

@@ -143,3 +143,17 @@ def test_less_is_held_where_backwards_come_early() -> None:
     unit = 2 * 16 * 4 * 6 * 32 * 4  # two LSTM layers; T, B, values of a step, H, bytes
     held = [peaks(schedule)[1] for schedule in ("gpipe", "one_f_one_b")]
     assert held[0] - held[1] > 2 * unit
+
+
+@pytest.mark.slow
+def test_peaks_are_predicted_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 10% on both stages, of rows that are compiled alone and not timed."""
+    monkeypatch.setattr("mp_lstm.runtime.costs._seconds", lambda series, repeats: 0.0)
+    model, optimizer = mp_lstm.language_model(vocab=examples.VOCAB, embed=64, hidden=64, layers=3), optax.sgd(0.1)
+    costs = mp_lstm.measure_costs(model, 64, (8,), jax.devices()[:1], microbatches=(4,), optimizer=optimizer, repeats=1)
+    cut = {"schedule": "gpipe", "microbatches": 4, "chunk": 8, "partition": (3, 2)}
+    pipe = examples.pipeline(model, batch_size=64, optimizer=optimizer, **cut)
+    batch = examples.random_batch(np.random.default_rng(0), time=8, rows=64)
+    _, held = live_bytes(pipe, pipe.init(jax.random.key(0)), batch)
+    predicted = mp_lstm.predicted_memory(pipe.plan, model, costs)
+    assert {device: predicted[device] / held[device] for device in held} == pytest.approx(dict.fromkeys(held, 1), 0.1)
