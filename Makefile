@@ -1,7 +1,7 @@
 # make demo      train the language model of configs/austen.toml on two emulated devices, test it, let it write
 # make test      the gate: formatting, lint, types, tests
 # make test-all  the gate with the slow tests and ten times the random examples
-# make bench     measure training speed (BENCH_ARGS="--peers torch,flax --json FILE" for more)
+# make bench     measure training speed beside PyTorch and flax (BENCH_ARGS="--peers torch,flax --json FILE" for more)
 # make clean     remove everything that was built, except trained models (runs/)
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 RUN        := runs/austen
 PROMPT     := it is a truth universally acknowledged ,
-BENCH_ARGS ?=
+BENCH_ARGS ?= --peers torch,flax
 
 .PHONY: demo test test-all bench clean lint
 
@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/basedpyright
 
-bench: $(VENV)/.installed-plot
+bench: $(VENV)/.installed-bench
 	$(BIN)/python scripts/bench.py $(BENCH_ARGS)
 
 # One stamp for each set of extras: an installation is repeated only when what it depends on has changed.

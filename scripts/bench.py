@@ -1,13 +1,12 @@
 #!/usr/bin/env python
-"""Times training steps of placed models against each other, in pairs: A B C A B C ... in one process.
+"""Times training steps: of this project against other libraries, or of one model placed in several ways.
 
+    python scripts/bench.py --peers torch,flax [--presets mxnet,medium,large] [--rounds 15] [--json FILE]
     python scripts/bench.py [--presets mxnet,medium,large,austen,partitions] [--rounds 15] [--json FILE]
 
-Presets mxnet, medium and large (configs/bench) are full batches of random tokens: forward, backward, clip, SGD. austen
-is the original example's model with its buckets on the corpus of the package: the same batches for every variant.
-partitions compares two ways to place eight layers on three devices. Best and median of the rounds are printed, with the
-ratio of medians to the first variant, and the same steps as simulated for separate devices of nominal speed. A busy
-machine is warned of: numbers taken on one mean nothing.
+With --peers every contender is a process of its own (contest.py); "none" times ours alone. One table a preset, with the
+ratios that must not grow and their floors; scripts/guard.py compares a file with the ratios that are stored. Without
+--peers the variants of variants.py run in one process. A busy machine is warned of: numbers taken on one mean nothing.
 """
 
 from __future__ import annotations
@@ -15,142 +14,103 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import optax
-from presets import CONFIGS, NAMES, VOCAB, Preset, load_preset, random_batch, seconds_of_round, warn_if_busy
+import contest
+import variants
+from machine import busy_cores, warn_of_others
+from presets import NAMES, load_contest, warn_if_busy
+from ratios import ratios, report
 
 import mp_lstm
 from mp_lstm.launch import set_allocator
-from mp_lstm.training.build import make_model
-from mp_lstm.training.config import load
 
-PRESETS = (*NAMES, "austen", "partitions")
+LIBRARIES = ("jax", "flax", "torch")
 
 
-class Variant(NamedTuple):
-    """One way to place and schedule a model."""
-
-    name: str
-    devices: int
-    options: dict[str, Any]
-
-
-class Result(NamedTuple):
-    """Seconds of every round of a variant, real tokens of a round, and the seconds simulated for separate devices."""
-
-    name: str
-    seconds: list[float]
-    tokens: int
-    predicted: float
-    partition: tuple[int, ...]
+def versions() -> dict[str, str]:
+    """Versions of the libraries that are installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
-PLAIN = (
-    Variant("one device", 1, {}),
-    Variant("two devices, serial", 2, {"schedule": "serial"}),
-    Variant("two devices, wavefront", 2, {"schedule": "wavefront"}),
-)
-SPLIT = {"partition": (6, 4)}
-VARIANTS = {
-    "mxnet": (
-        *PLAIN,
-        Variant("two devices, serial", 2, {"schedule": "serial", **SPLIT}),
-        Variant("two devices, 2 chunks", 2, {"schedule": "wavefront", "chunk": 16, **SPLIT}),
-        Variant("two devices, 4 chunks", 2, {"schedule": "wavefront", "chunk": 8, **SPLIT}),
-    ),
-    "partitions": (
-        Variant("even: embed+4 | 4 | head", 3, {"partition": (5, 4, 1)}),
-        Variant("uneven: embed | 8 | head", 3, {"partition": (1, 8, 1)}),
-    ),
-}
+def run_contests(names: Sequence[str], peers: Sequence[str], options: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """A contest for every preset, printed as soon as it is over."""
+    results = {}
+    for name in names:
+        shape, plan, unroll = load_contest(name)
+        result = contest.hold(shape, peers, plan | options, rounds=rounds, unroll=unroll)
+        results[name] = result | {"ratios": ratios(name, result)}
+        print(report(name, results[name]), end="\n\n\n", flush=True)
+    return results
 
 
-def preset_of(name: str) -> Preset:
-    """The model and batch shapes of a preset."""
-    if name != "austen":
-        return load_preset("mxnet" if name == "partitions" else name)
-    config = load(CONFIGS / "mxnet_8x400.toml")
-    assert isinstance(config.data.buckets, tuple), "the original's buckets are given"
-    return Preset(make_model(config, VOCAB), config.data.batch_size, config.data.buckets)
+def run_variants(names: Sequence[str], rounds: int) -> dict[str, Any]:
+    """The variants of every preset, in this process."""
+    set_allocator()
+    mp_lstm.emulate_devices(3)
+    results = {}
+    for name in names:
+        found = variants.run(name, rounds)
+        results[name] = [result._asdict() for result in found]
+        print(variants.table(name, found), end="\n\n", flush=True)
+    return results
 
 
-def make_batches(name: str, preset: Preset, plan: mp_lstm.Plan) -> list[mp_lstm.Batch]:
-    """The batches of one round."""
-    if name == "austen":
-        batches = mp_lstm.data.austen(plan)
-        return [next(batches) for _ in range(20)]
-    return [random_batch(preset)]
-
-
-def prepare(name: str, preset: Preset, variant: Variant) -> tuple[mp_lstm.Pipeline, list[Any], float]:
-    """A warmed-up pipeline, its placed windows, and the seconds simulated for a round on separate devices."""
-    devices = jax.devices()[: variant.devices]
-    options: dict[str, Any] = {"batch_size": preset.batch_size, "lengths": preset.lengths, "devices": devices}
-    plan = mp_lstm.make_plan(preset.model, **options, **variant.options)
-    pipe = mp_lstm.make_pipeline(preset.model, plan, optax.sgd(0.1), max_norm=5.0)
-    batches = make_batches(name, preset, plan)
-    pipe.warm_up(batches)
-    costs = mp_lstm.default_calibration().costs(preset.model)
-    predicted = sum(mp_lstm.predict(plan, preset.model, costs, len(batch.inputs)).makespan for batch in batches)
-    return pipe, [pipe.place(batch) for batch in batches], predicted
-
-
-def run(name: str, rounds: int) -> list[Result]:
-    """Times the variants of a preset in turn."""
-    preset, variants = preset_of(name), VARIANTS.get(name, PLAIN)
-    prepared = [prepare(name, preset, variant) for variant in variants]
-    states = [pipe.init(jax.random.key(0)) for pipe, _, _ in prepared]
-    seconds: list[list[float]] = [[] for _ in variants]
-    for _ in range(rounds + 2):
-        for i, (pipe, windows, _) in enumerate(prepared):
-            states[i], taken = seconds_of_round(pipe, states[i], windows)
-            seconds[i].append(taken)
-    return [
-        Result(variant.name, times[2:], sum(window.tokens for window in windows), predicted, pipe.plan.partition)
-        for variant, times, (pipe, windows, predicted) in zip(variants, seconds, prepared, strict=True)
-    ]
-
-
-def table(name: str, results: Sequence[Result]) -> str:
-    """Milliseconds a round, real tokens a second, ratios."""
-    lines = [f"{name:26}  partition   best ms  median ms  tokens/s  ratio  simulated apart, ms"]
-    first = statistics.median(results[0].seconds)
-    for result in results:
-        best, median = min(result.seconds), statistics.median(result.seconds)
-        partition = "+".join(map(str, result.partition))
-        lines.append(
-            f"{result.name:26}  {partition:9}  {best * 1e3:8.1f}  {median * 1e3:9.1f}  {result.tokens / median:8.0f}  "
-            f"{median / first:5.2f}  {result.predicted * 1e3:8.1f}"
-        )
-    return "\n".join(lines)
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", help=f"of {', '.join(contest.PEERS)}, or none: hold a contest; default: variants")
+    parser.add_argument("--presets", help=f"of {', '.join(variants.PRESETS)} (a contest: {', '.join(NAMES)}); all")
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds; default: 15")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's seconds too")
+    parser.add_argument(
+        "--options", default="{}", metavar="JSON", help="of make_plan for two devices: '{\"partition\": [6, 4]}'"
+    )
+    args = parser.parse_args(argv)
+    possible = variants.PRESETS if args.peers is None else NAMES
+    args.presets = args.presets.split(",") if args.presets else list(possible)
+    args.peers = args.peers if args.peers is None else [peer for peer in args.peers.split(",") if peer != "none"]
+    for option, given, known in (("presets", args.presets, possible), ("peers", args.peers or [], contest.PEERS)):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"--{option}: {unknown[0]} is unknown, of {', '.join(known)} are wanted")
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}, at least 1 is wanted")
+    try:
+        args.options = json.loads(args.options)
+    except json.JSONDecodeError as error:
+        parser.error(f"--options is no JSON: {error}")
+    if args.peers is not None and (sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2):
+        parser.error("--peers: contenders are pinned to two cores, which takes Linux and two cores")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the presets asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--presets", default=",".join(PRESETS), help=f"of {', '.join(PRESETS)}; default: all")
-    parser.add_argument("--rounds", type=int, default=15, help="timed rounds; default: 15")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's seconds too")
-    args = parser.parse_args(argv)
-    names = args.presets.split(",")
-    if unknown := [name for name in names if name not in PRESETS]:
-        parser.error(f"--presets: {unknown[0]} is unknown, of {', '.join(PRESETS)} are wanted")
-    set_allocator()
-    mp_lstm.emulate_devices(3)
-    load_average = warn_if_busy()
-    results = {}
-    for name in names:
-        results[name] = run(name, args.rounds)
-        print(table(name, results[name]), end="\n\n", flush=True)
+    args = parse(argv)
+    if args.peers is None:
+        about = {"load": warn_if_busy()}
+        results = run_variants(args.presets, args.rounds)
+    else:
+        about = {"busy": busy_cores()}
+        warn_of_others(about["busy"], "before the start")
+        try:
+            results = run_contests(args.presets, args.peers, args.options, args.rounds)
+        except RuntimeError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
     if args.json:
-        shown = {name: [result._asdict() for result in part] for name, part in results.items()}
-        args.json.write_text(json.dumps({"load": load_average, "cores": os.cpu_count(), "results": shown}, indent=1))
+        machine = {"cores": os.cpu_count(), "versions": versions()}
+        args.json.write_text(json.dumps(machine | about | {"results": results}, indent=1))
     return 0
 
 

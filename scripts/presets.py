@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from peers.problem import Shape
 
 import mp_lstm
 from mp_lstm.training.build import make_model
@@ -35,6 +36,17 @@ def load_preset(name: str) -> Preset:
     """The model of a file in configs/bench."""
     config = load(CONFIGS / "bench" / f"{name}.toml")
     return Preset(make_model(config, VOCAB), config.data.batch_size, (config.data.length,))
+
+
+def load_contest(name: str) -> tuple[Shape, dict[str, Any], int]:
+    """Shape, arguments of `make_plan` that [pipeline] fixes, and unroll of a file in configs/bench."""
+    config = load(CONFIGS / "bench" / f"{name}.toml")
+    assert isinstance(config.model.hidden, int), "all layers of one size"
+    sizes = (config.model.embed, config.model.hidden, config.model.layers, VOCAB)
+    shape = Shape(*sizes, config.data.batch_size, config.data.length)
+    fields = ("partition", "schedule", "chunk", "microbatches")
+    plan = {field: getattr(config.pipeline, field) for field in fields}
+    return shape, {field: value for field, value in plan.items() if value != "auto"}, config.pipeline.unroll
 
 
 def random_batch(preset: Preset) -> mp_lstm.Batch:
