@@ -248,6 +248,9 @@ def _evaluate_text(args: argparse.Namespace, config: Config, vocabulary: Vocabul
     from mp_lstm.training.checkpoint import restore_best
     from mp_lstm.training.score import text_source
 
+    scores = args.per_token
+    if args.text != "-" and scores is not None and scores.resolve() == Path(args.text).resolve():
+        raise InputError(f"--per-token {scores} is the text itself, it would be lost: pass another file")
     text = read_text(sys.stdin if args.text == "-" else args.text, vocabulary)
     source = text_source(config, text)
     with _scores_file(args.per_token) as file:

@@ -89,6 +89,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.options = json.loads(args.options)
     except json.JSONDecodeError as error:
         parser.error(f"--options is no JSON: {error}")
+    if not isinstance(args.options, dict):
+        parser.error("--options: names with their values are wanted, as in '{\"partition\": [6, 4]}'")
+    if args.options and args.peers is None:
+        parser.error("--options are for a contest: pass --peers too, or leave them out")
+    if args.json is not None and (args.json.is_dir() or not args.json.parent.is_dir()):
+        parser.error(f"--json {args.json} cannot be written: pass a file in a directory that is there")
     if args.peers is not None and (sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2):
         parser.error("--peers: contenders are pinned to two cores, which takes Linux and two cores")
     return args

@@ -57,10 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.tables.split(",")
     if unknown := [name for name in names if name not in TABLES]:
         parser.error(f"--tables: {unknown[0]} is unknown, of {', '.join(TABLES)} are wanted")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {args.out} is no folder and cannot be made one ({error.strerror})")
     set_allocator()
     enable_compilation_cache()
     mp_lstm.emulate_devices(4)
-    args.out.mkdir(parents=True, exist_ok=True)
     page = args.out / "growth.md"
     for name in names:
         title, table = TABLES[name]

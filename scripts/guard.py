@@ -26,10 +26,19 @@ Ratios = dict[str, dict[str, float]]
 def ratios_of(run: Mapping[str, Any]) -> Ratios:
     """Preset -> name -> ratio of a file of `bench.py --peers`."""
     return {
-        preset: {name: entry["ratio"] for name, entry in result["ratios"].items()}
+        preset: {name: float(entry["ratio"]) for name, entry in result["ratios"].items()}
         for preset, result in run["results"].items()
         if isinstance(result, dict) and "ratios" in result
     }
+
+
+def stored_ratios(path: Path) -> Ratios:
+    """Preset -> name -> ratio of the stored file, all above 0; none where there is no file."""
+    stored: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    ratios = {preset: {name: float(ratio) for name, ratio in row.items()} for preset, row in stored.items()}
+    if wrong := [name for row in ratios.values() for name, ratio in row.items() if not ratio > 0]:
+        raise ValueError(f"{wrong[0]} is not above 0")
+    return ratios
 
 
 def compare(found: Ratios, stored: Ratios) -> tuple[list[str], int]:
@@ -65,11 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         found = ratios_of(json.loads(args.file.read_text()))
-        stored: Ratios = json.loads(args.stored.read_text()) if args.stored.exists() else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stored = stored_ratios(args.stored)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"cannot read the ratios: {error!r}; a file of `bench.py --peers ... --json FILE` is wanted")
     if args.write and found:
-        args.stored.write_text(json.dumps(merged(found, stored), indent=1, sort_keys=True) + "\n")
+        try:
+            args.stored.write_text(json.dumps(merged(found, stored), indent=1, sort_keys=True) + "\n")
+        except OSError as error:
+            parser.error(f"--stored {args.stored} cannot be written ({error.strerror})")
         return 0
     worse, compared = compare(found, stored)
     if not compared:

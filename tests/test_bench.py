@@ -149,6 +149,9 @@ def test_a_contender_that_fails_to_start_is_named():
         ),
         (["--rounds", "0"], "--rounds is 0, at least 1 is wanted"),
         (["--options", "6+4"], "--options is no JSON"),
+        (["--peers", "flax", "--options", "[6, 4]"], "--options: names with their values are wanted"),
+        (["--options", '{"chunk": 8}'], "--options are for a contest: pass --peers too, or leave them out"),
+        (["--json", "none/here.json"], "--json none/here.json cannot be written"),  # after hours of timing
     ],
 )
 def test_the_command_line_says_what_is_wrong(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):
@@ -233,7 +236,14 @@ def test_the_guard_fails_past_ten_percent(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [('{"results": {}}', "no ratio in common"), ("{", "cannot read"), ("[]", "cannot read")]
+    ("text", "message"),
+    [
+        ('{"results": {}}', "no ratio in common"),
+        ("{", "cannot read"),
+        ("[]", "cannot read"),
+        ('{"results": []}', "cannot read"),
+        ('{"results": {"mxnet": {"ratios": {"flax": {"ratio": "x"}}}}}', "cannot read"),
+    ],
 )
 def test_the_guard_refuses_what_it_cannot_compare(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -244,3 +254,20 @@ def test_the_guard_refuses_what_it_cannot_compare(
         guard.main([str(path), "--stored", str(tmp_path / "none.json")])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stored", ["[1]", '{"mxnet": {"new": 0}}', '{"mxnet": {"new": "a"}}'])
+def test_the_guard_refuses_stored_ratios_that_are_none(stored: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Each ended in a traceback, which left with the status of a ratio that is worse."""
+    (tmp_path / "ratios.json").write_text(stored)
+    with pytest.raises(SystemExit) as ended:
+        guard.main([written(tmp_path / "run.json", 0.5), "--stored", str(tmp_path / "ratios.json")])
+    assert ended.value.code == 2
+    assert "cannot read the ratios" in capsys.readouterr().err
+
+
+def test_the_guard_says_where_it_cannot_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        guard.main([written(tmp_path / "run.json", 0.5), "--write", "--stored", str(tmp_path / "none" / "a.json")])
+    assert ended.value.code == 2
+    assert "a.json cannot be written (No such file or directory)" in capsys.readouterr().err

@@ -211,6 +211,16 @@ def test_a_text_of_ones_own(copied: Path, run: Callable[..., Done], monkeypatch:
     assert events(copied / "runs" / "tiny-1") == before
 
 
+def test_scores_do_not_overwrite_the_text(copied: Path, refused: Callable[..., None]):
+    """The file was opened for writing once the text had been read, which was lost."""
+    before = (copied / "text" / "test.txt").read_bytes()
+    refused(
+        "evaluate runs/tiny-1 --text text/test.txt --per-token text/../text/test.txt",
+        "--per-token text/../text/test.txt is the text itself, it would be lost: pass another file",
+    )
+    assert (copied / "text" / "test.txt").read_bytes() == before
+
+
 def test_a_run_goes_on_longer_and_on_other_stages(copied: Path, run: Callable[..., Done]):
     done = run("train", "tiny.toml", "--run-dir", "runs/tiny-1", "--resume", "--train.epochs=2", "--pipeline.stages=1")
     assert done.status == 0

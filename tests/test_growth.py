@@ -26,6 +26,14 @@ def test_an_unknown_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "--tables: speed is unknown, of steps, buckets" in capsys.readouterr().err
 
 
+def test_a_file_is_no_folder_for_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page").touch()
+    with pytest.raises(SystemExit) as error:
+        growth.main(["--tables", "scaling", "--out", str(tmp_path / "page"), "--quick"])
+    assert error.value.code == 2
+    assert "page is no folder and cannot be made one (File exists)" in capsys.readouterr().err
+
+
 def test_the_predicted_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the process are for scripts alone: they stay out of this one."""
     for name in ("set_allocator", "enable_compilation_cache"):

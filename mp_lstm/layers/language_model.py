@@ -11,6 +11,7 @@ https://arxiv.org/abs/1708.02182) adds to it, the last row is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -188,7 +189,7 @@ def _where(rate: float, make: Callable[[float], Layer]) -> list[Layer]:
 
 def symmetric_uniform(scale: float) -> Initialiser:
     """Initialiser: uniform(-scale, scale)."""
-    if not scale > 0:
+    if not 0 < scale < math.inf:
         raise InputError(f"init_scale is {scale}, a positive number is wanted")
 
     def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:

@@ -55,7 +55,7 @@ MOST_COPIES = 32
 WHOLE_TIMES, SLICED_TIMES = 4, 3  # numbers of time steps measured, for whole batches and for slices of their rows
 SERIES_SECONDS = 0.01  # a series takes about as long, where the queue of a device holds so many runs
 MOST_RUNS = 30
-POINTS_VERSION = 3  # of what a point on disk means: add one when it changes
+POINTS_VERSION = 4  # of what a point on disk means: add one when it changes
 SMALL, LARGE = 1 << 10, 4 << 20  # bytes of the transfers that tell latency from rate
 
 

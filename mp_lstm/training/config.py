@@ -345,7 +345,7 @@ _SHARE = _Range(lambda value: 0 <= value < 1, "a number from 0 to below 1")
 # Lists are checked element by element; they may not be empty.
 RANGES = {
     "data.buckets": _at_least(1, 2**20),
-    "data.batch_size": _at_least(1, 2**20),
+    "data.batch_size": _at_least(1, 2**16),  # rows beyond would share dropout masks
     "data.length": _at_least(1, 2**20),
     "data.random_length": _at_least(1, 2**20),
     "data.vocab_limit": _at_least(2),

@@ -149,6 +149,7 @@ class Trainer:
         config, pipe = self._setup.config.train, self._setup.pipe
         source = self._setup.sources.train
         if self._is_stuck():
+            self._shown.say("it had stopped early: raise train.patience to go on training")
             return None
         for after, batches in windows(source, self.notes.position, epochs=config.epochs, every_k=pipe.every_k):
             if self.state.step >= self._total:
@@ -160,15 +161,15 @@ class Trainer:
                 improved = self._validate(judge=epoch_ends)
             # The last step's is left to `finish`, where the end of an epoch has not made it one of the run's own.
             interval = _due(config.checkpoint_every, step) and step < self._total
-            if epoch_ends or improved or interval or number is not None:
-                self._save()
-            if number is not None:
-                return number
-            if self._is_stuck():
+            stuck = self._is_stuck()
+            if stuck:  # told before it is saved: a run that goes on from there does not tell it again
                 waited = f"validations without a better one: {self.notes.waited}"
                 self._shown.say(f"stopped early after step {step}, {waited} (train.patience)")
                 self._writer.write("stop", step=step, epoch=epoch_of(after), waited=self.notes.waited)
-                return None
+            if epoch_ends or improved or interval or number is not None:
+                self._save()
+            if number is not None or stuck:
+                return number
         return None
 
     def _is_stuck(self) -> bool:

@@ -129,3 +129,21 @@ def test_chains_pass_on_what_their_ids_may_be() -> None:
     both = mp_lstm.chain(MODEL.rows)
     assert (both.input_ids, both.target_ids) == (VOCAB, VOCAB)
     assert [(row.input_ids, row.target_ids) for row in FEATURES.rows] == [(None, None)] * 2
+
+
+def test_shapes_that_do_not_fit_an_lstm() -> None:
+    """These were errors of matrix products and broadcasting, deep in the scan."""
+    params = mp_lstm.lstm_init(jax.random.key(0), 3, 5)
+    with pytest.raises(InputError, match=r"lstm: its input is float32 \[4, 2, 6\], \[T, B, 3\] is wanted"):
+        mp_lstm.lstm(params, jnp.ones((4, 2, 6)))
+    with pytest.raises(InputError, match=r"lstm: lengths are int32 \[3\], whole numbers of steps \[2\]"):
+        mp_lstm.lstm(params, jnp.ones((4, 2, 3)), lengths=jnp.array([1, 2, 3]))
+
+
+@pytest.mark.parametrize(("time", "rows"), [(0, 2), (3, 0)])
+def test_an_lstm_of_no_step_or_no_row(time: int, rows: int) -> None:
+    """It was a division by zero."""
+    before = mp_lstm.LSTMState(*jnp.ones((2, rows, 5)))
+    state, y = mp_lstm.lstm(mp_lstm.lstm_init(jax.random.key(0), 3, 5), jnp.ones((time, rows, 3)), before)
+    assert y.shape == (time, rows, 5)
+    np.testing.assert_array_equal(state.h, before.h)

@@ -152,6 +152,7 @@ def test_training_with_bfloat16_products_stays_close_to_float32() -> None:
         ({"vocab": 0}, "embed: vocab is 0, a whole number of at least 1 is wanted"),
         ({"tie": True}, "tie: the last hidden size is 6 and embed is 4: a tied decoder needs them equal"),
         ({"residual_from": 3}, "residual_from is 3, a layer from 1 to 2 is wanted"),
+        ({"init_scale": float("inf")}, "init_scale is inf, a positive number is wanted"),  # all weights were NaN
         ({"init_scale": 0.0}, "init_scale is 0.0, a positive number is wanted"),
         ({"dropout": 1.0}, r"dropout: the rate is 1.0, a number in \[0, 1\) is wanted"),
         ({"dropout_output": -0.5}, r"dropout: the rate is -0.5, a number in \[0, 1\) is wanted"),

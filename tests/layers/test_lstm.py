@@ -393,5 +393,5 @@ class TestOriginal:
     def test_lengths_that_are_no_whole_numbers(self, lengths: jax.Array) -> None:
         """2.5 steps were three."""
         params = mp_lstm.lstm_init(jax.random.key(0), 3, 5)
-        with pytest.raises(InputError, match=r"lstm: lengths are (float32|bool) \[2\], whole numbers of steps \[B\]"):
+        with pytest.raises(InputError, match=r"lstm: lengths are (float32|bool) \[2\], whole numbers of steps \[2\]"):
             mp_lstm.lstm(params, jnp.ones((4, 2, 3)), lengths=lengths)

@@ -117,7 +117,7 @@ def configs(draw: st.DrawFn) -> Config:
         rate_divisor=st.floats(1, 1e300),
         weight_decay=st.floats(0, 1e300),
     )
-    data = section(DataConfig, vocab_limit=st.integers(2, 10**6))
+    data = section(DataConfig, vocab_limit=st.integers(2, 10**6), batch_size=st.integers(1, 2**16))
     return Config(
         data, model, section(PipelineConfig), optimizer, section(TrainConfig, emulate_devices=st.integers(1, 1024))
     )

@@ -17,7 +17,7 @@ from mp_lstm.data import RandomLengthBatches, iterate
 from mp_lstm.errors import InputError
 from mp_lstm.training import checkpoint
 from mp_lstm.training.fit import SplitResult, evaluate, fit, warm_up
-from mp_lstm.training.loop import is_non_monotone
+from mp_lstm.training.loop import Trainer, is_non_monotone
 from mp_lstm.training.metrics import counted_compilations, read_metrics
 from mp_lstm.training.setup import Setup
 
@@ -96,6 +96,23 @@ def test_patience(tiny: Tiny, tmp_path: Path, monkeypatch, capsys) -> None:
     assert said in capsys.readouterr().out
     fit(setup, tmp_path, resume=True)  # and does not train on
     assert events(tmp_path, "done")[-1]["steps"] == 30
+    assert "it had stopped early: raise train.patience to go on training" in capsys.readouterr().out
+
+
+def test_a_run_killed_as_it_stops_early_keeps_that_it_did(tiny: Tiny, tmp_path: Path, monkeypatch) -> None:
+    """It was told after the state had been saved, so going on cut it off, and never told it again."""
+    say(monkeypatch, 1.0, 0.9, 0.9, 0.1)
+    setup = tiny(train={"epochs": 9, "patience": 1})
+
+    def killed(trainer: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Trainer, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(setup, tmp_path)
+    fit(setup, tmp_path, resume=True)
+    assert events(tmp_path, "stop") == [{"event": "stop", "step": 30, "epoch": 3, "waited": 1}]
 
 
 # --- random lengths ---
