@@ -135,25 +135,20 @@ def stage_seconds(plan: Plan, costs: CostModel, bucket: BucketPlan, stage: int) 
 def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, remat: str) -> StageMemory:
     """What a stage of the given rows holds.
 
-    F and B run their rows one after another, so their temporaries are those of the largest row. W joins the chunks of
-    all rows, each array copied, but for the stage's x: the compiler gives it the place of another that W is done with.
-    Where it adds to a gradient it has made one of all rows before (but an embedding's, which it adds to in place).
+    F, B and W run their rows one after another, so their temporaries are those of the largest row. W joins a row's
+    chunks, each array copied, but for its x: that has the place of another that W is done with. Where it adds to a
+    gradient it makes the row's own first (but an embedding's, which it adds to in place).
 
     With remat "layer" F keeps the input of every row and with "stage" that of the stage. B makes what W reads, and what
-    it reads itself is among its temporaries; with "layer" beside those of F, whose memory is not used again.
+    it reads itself is among its temporaries.
     """
     rows, padded = bucket.rows_per_microbatch, bucket.chunk * bucket.chunks
     held = [costs.memory(row, rows, bucket.chunk) for row in indices]
-    added = sum(costs.memory(row, rows, padded).scratch_weight for row in indices) if bucket.microbatches > 1 else 0
-    scratch = max(part.scratch_backward for part in held)
+    joined = [bucket.chunks * part if bucket.chunks > 1 else 0 for part in _joined(held)]
+    added = [costs.memory(row, rows, padded).scratch_weight if bucket.microbatches > 1 else 0 for row in indices]
     saved, kept, tape = (sum(getattr(part, name) for part in held) for name in ("saved", "kept", "tape"))
-    joined = bucket.chunks * (kept + tape) if bucket.chunks > 1 else 0
-    if remat == "layer":
-        scratch = max(part.scratch_forward + part.saved + part.scratch_backward for part in held)
-        saved, kept, tape = 0, _inner_inputs(held), tape + kept
-    elif remat == "stage":
-        scratch = saved + max(scratch, *(part.scratch_forward for part in held))
-        saved, kept, tape = 0, 0, tape + kept
+    if remat != "none":
+        saved, kept, tape = 0, _inner_inputs(held) if remat == "layer" else 0, tape + kept
     return StageMemory(
         fixed=sum(part.parameters + part.state for part in held),
         saved=saved,
@@ -162,11 +157,39 @@ def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, r
         input=held[0].input,
         output=held[-1].output,
         scratch_forward=max(part.scratch_forward for part in held),
-        scratch_backward=scratch,
-        scratch_weight=joined,
+        scratch_backward=_scratch_backward(held, remat),
+        scratch_weight=max(joined),
         gradient=sum(part.parameters for part in held),
-        scratch_add=added,
+        scratch_add=max(map(sum, zip(joined, added, strict=True))) - max(joined),
     )
+
+
+def _joined(held: Sequence[RowMemory]) -> list[int]:
+    """What W joins of each row, for each chunk; x is not counted, also where no row below keeps it."""
+    below = [0, *(part.output for part in held[:-1])]
+    own = [0 if part.input else x for part, x in zip(held, below, strict=True)]
+    return [part.tape + max(0, part.kept - x) for part, x in zip(held, own, strict=True)]
+
+
+def _scratch_backward(held: Sequence[RowMemory], remat: str) -> int:
+    """Temporaries of a stage's B.
+
+    Between two rows there is the gradient that one hands the other. F run again has its own temporaries where what B
+    makes for W will lie, as far as these reach. Rows alike begin their scans with the same zeros, which are there from
+    the first row to the last.
+    """
+    if remat == "none":
+        handed = max((part.output for part in held[:-1]), default=0)
+        return handed + max(part.scratch_backward for part in held)
+    if remat == "layer":
+        zeros = sorted(part.tape for part in held)[-2] if len(held) > 1 else 0
+        return zeros + max(part.saved + part.scratch_backward + _beyond(part) for part in held)
+    return sum(part.saved for part in held) + max(part.scratch_backward + _beyond(part) for part in held)
+
+
+def _beyond(part: RowMemory) -> int:
+    """F's temporaries that do not fit where B's results will lie."""
+    return max(0, part.scratch_forward - part.tape - part.kept)
 
 
 def _inner_inputs(held: Sequence[RowMemory]) -> int:

@@ -17,6 +17,7 @@ import reference
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, apply, chain
 from mp_lstm.layers.remat import REMAT, chain_with, rematerialised
+from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.stages import Unit, make_stage
 from reference import assert_close
 
@@ -133,20 +134,23 @@ def test_what_it_waits_for_does_not_change_the_input(value: float) -> None:
 
 
 def test_rows_are_computed_again_one_after_another() -> None:
-    """With "layer" the program of B holds what one row saves, not what all do at once."""
-    rows = [mp_lstm.lstm_layer(64, 64) for _ in range(6)]
+    """With "layer" the program of B holds what one row saves, however many rows there are."""
+    device, time, rows, size = jax.devices()[0], 16, 8, 32
+    unit = time * rows * size * 4  # an LSTM saves five of these
 
-    def temporaries(remat: str) -> int:
-        layer = chain_with(remat, rows)
-        params, state = jax.eval_shape(layer.init, KEY), jax.eval_shape(lambda: layer.init_state(16))
-        x = jax.ShapeDtypeStruct((32, 16, 64), jnp.float32)
+    def temporaries(remat: str, layers: int) -> float:
+        layer = chain_with(remat, [mp_lstm.lstm_layer(size, size)] * layers)
+        params, state = jax.eval_shape(layer.init, KEY), jax.eval_shape(lambda: layer.init_state(rows))
+        x = jax.ShapeDtypeStruct((time, rows, size), jnp.float32)
         state, y, saved = jax.eval_shape(layer.forward, params, x, state, Context())
-        program = jax.jit(layer.backward).lower(params, saved, y, state, Context()).compile()
-        analysis = program.memory_analysis()
+        lowered = jax.jit(layer.backward).lower(params, saved, y, state, Context())
+        analysis = lowered.compile(compiler_options=compiler_options("backward", device)).memory_analysis()
         assert analysis is not None
-        return analysis.temp_size_in_bytes
+        return analysis.temp_size_in_bytes / unit
 
-    assert temporaries("layer") < temporaries("stage")
+    two, five = temporaries("layer", 2), temporaries("layer", 5)
+    assert five < two + 1 < 12
+    assert temporaries("stage", 5) > five + 2 * 5
 
 
 def test_as_an_ordinary_function() -> None:

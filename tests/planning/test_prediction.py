@@ -46,6 +46,7 @@ def held(*, chunks: int = 1, microbatches: int = 1, remat: str = "none") -> Stag
 
 
 def test_rows_add_up_but_for_their_temporaries() -> None:
+    """Those of B are beside what the upper row hands down."""
     assert held() == StageMemory(
         fixed=12_000,
         saved=150,
@@ -54,21 +55,38 @@ def test_rows_add_up_but_for_their_temporaries() -> None:
         input=4,
         output=6,
         scratch_forward=60,
-        scratch_backward=150,
+        scratch_backward=5 + 150,
         scratch_weight=0,
         gradient=4000,
     )
 
 
-def test_several_chunks_are_joined_and_several_microbatches_added() -> None:
-    assert held(chunks=3) == held()._replace(scratch_weight=3 * (17 + 50))
-    assert held(microbatches=2) == held()._replace(scratch_add=901)
+def test_the_chunks_of_a_row_are_joined_before_those_of_the_next() -> None:
+    assert held(chunks=3) == held()._replace(scratch_weight=3 * (7 + 30))
 
 
-@pytest.mark.parametrize("remat", ["layer", "stage"])
-def test_what_remat_moves_into_backward_is_joined_as_before(remat: str) -> None:
+def test_where_microbatches_are_added_a_row_makes_its_own_gradient_first() -> None:
+    assert held(microbatches=2) == held()._replace(scratch_add=900)
+    assert held(chunks=3, microbatches=2) == held(chunks=3)._replace(scratch_add=3 * (10 + 20) + 900 - 3 * (7 + 30))
+
+
+@pytest.mark.parametrize(
+    ("remat", "inputs", "scratch"),
+    [
+        # The zeros of one row's scan; of the larger row (100 + 1 + 30 against 50 + 150) what F saves and B needs.
+        ("layer", 5, 20 + 50 + 150),
+        ("stage", 0, 150 + 150),
+    ],
+)
+def test_what_remat_moves_into_backward_is_joined_as_before(remat: str, inputs: int, scratch: int) -> None:
     """B makes what W reads; of what F would have saved, a row's, or all rows', is there while B runs."""
-    inputs, scratch = {"layer": (5, 2 + 50 + 150), "stage": (0, 150 + 150)}[remat]
     moved = held()._replace(saved=0, kept=inputs, tape=50 + 17, scratch_backward=scratch)
     assert held(remat=remat) == moved
-    assert held(remat=remat, chunks=3) == moved._replace(scratch_weight=3 * (17 + 50))
+    assert held(remat=remat, chunks=3) == moved._replace(scratch_weight=3 * (7 + 30))
+
+
+def test_temporaries_of_f_that_do_not_fit_beside_those_of_b() -> None:
+    """Of the first row alone: 60 bytes, of which its tape and what it keeps have room for 30."""
+    costs: Any = SimpleNamespace(memory=lambda row, rows, time: ROWS[row])
+    for remat in ("layer", "stage"):
+        assert stage_memory(costs, (0,), BucketPlan(4, 4, 1, 1, 2), remat).scratch_backward == 100 + 1 + 30

@@ -108,7 +108,10 @@ def test_rows_that_differ_in_anything_but_their_place_are_told_apart() -> None:
 
 
 def test_bytes_of_an_lstm(measured: Any) -> None:
-    """Four gates and c are read by B last, y and x by W; z of the gates is the tape. States are [B, H], one a chunk."""
+    """Four gates and c are read by B last, y and x by W; z of the gates is the tape.
+
+    States are [B, H], one a chunk, as is the sum of z: four states.
+    """
     rows, time = BATCH, 8
     values, state = rows * time * SIZE * FLOAT, rows * SIZE * FLOAT
     parameters = (2 * SIZE + 1) * 4 * SIZE * FLOAT
@@ -116,7 +119,7 @@ def test_bytes_of_an_lstm(measured: Any) -> None:
     assert row.parameters == row.state == parameters  # momentum keeps one value a parameter
     assert row.saved == 5 * values + 2 * state
     assert (row.kept, row.input, row.output) == (values, values, values)
-    assert row.tape == 4 * values + state
+    assert row.tape == 4 * values + 5 * state
     assert min(row.scratch_forward, row.scratch_backward, row.scratch_weight) >= 0
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import examples
 import mp_lstm
+from mp_lstm.layers.remat import REMAT
 from mp_lstm.runtime.memory import RowArrays, live_bytes, nbytes, row_arrays
 from mp_lstm.runtime.placement import put, stage_sharding
 from mp_lstm.runtime.programs import Program
@@ -151,9 +152,12 @@ def test_peaks_are_predicted_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("mp_lstm.runtime.costs._seconds", lambda series, repeats: 0.0)
     model, optimizer = mp_lstm.language_model(vocab=examples.VOCAB, embed=64, hidden=64, layers=3), optax.sgd(0.1)
     costs = mp_lstm.measure_costs(model, 64, (8,), jax.devices()[:1], microbatches=(4,), optimizer=optimizer, repeats=1)
-    cut = {"schedule": "gpipe", "microbatches": 4, "chunk": 8, "partition": (3, 2)}
-    pipe = examples.pipeline(model, batch_size=64, optimizer=optimizer, **cut)
     batch = examples.random_batch(np.random.default_rng(0), time=8, rows=64)
-    _, held = live_bytes(pipe, pipe.init(jax.random.key(0)), batch)
-    predicted = mp_lstm.predicted_memory(pipe.plan, model, costs)
-    assert {device: predicted[device] / held[device] for device in held} == pytest.approx(dict.fromkeys(held, 1), 0.1)
+    for schedule in ("gpipe", "one_f_one_b"):
+        for remat in REMAT:
+            options = {"schedule": schedule, "microbatches": 4, "chunk": 8, "partition": (3, 2), "remat": remat}
+            pipe = examples.pipeline(model, batch_size=64, optimizer=optimizer, **options)
+            _, held = live_bytes(pipe, pipe.init(jax.random.key(0)), batch)
+            predicted = mp_lstm.predicted_memory(pipe.plan, model, costs)
+            ratios = {device: predicted[device] / held[device] for device in held}
+            assert ratios == pytest.approx(dict.fromkeys(held, 1), 0.1), (schedule, remat)
