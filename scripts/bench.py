@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import contest
+import mp_lstm
 import variants
 from machine import busy_cores, warn_of_others
+from mp_lstm.launch import set_allocator
 from presets import NAMES, load_contest, warn_if_busy
 from ratios import ratios, report
-
-import mp_lstm
-from mp_lstm.launch import set_allocator
 
 LIBRARIES = ("jax", "flax", "torch")
 

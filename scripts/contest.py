@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from machine import busy_seconds, warn_of_others
 from peers.problem import Shape, Weights, describe, disagreement, initial_weights, inputs_of, operations
 from ratios import FLAX, FLAX_ALLOCATOR, OURS, OURS_BOTH, OURS_TWO, PRODUCTS, TORCH, TORCH_PIPELINE, TORCH_TWO

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from presets import warn_if_busy
-from tables import buckets, dispatch, memory, programs, scaling, steps
-
 import mp_lstm
 from mp_lstm.launch import enable_compilation_cache, set_allocator
+from presets import warn_if_busy
+from tables import buckets, dispatch, memory, programs, scaling, steps
 
 TABLES = {
     "steps": ("Step time against T, B, H and L", steps.table),

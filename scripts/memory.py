@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from presets import NAMES, Preset, load_preset, random_batch
 
 import mp_lstm
 from mp_lstm.launch import enable_compilation_cache
 from mp_lstm.planning.plan import Plan, Remat
 from mp_lstm.runtime.memory import live_bytes
+from presets import NAMES, Preset, load_preset, random_batch
 
 CACHE = Path(".cache/memory")  # not where measured plans look: times of one repetition on a busy machine mean nothing
 LIMIT = 0.10
@@ -137,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.presets.split(",")
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"--presets: {unknown[0]} is unknown, of {', '.join(NAMES)} are wanted")
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
+        parser.error(
+            f"--out: {args.out} is no file in a directory that is there: pass such as docs/benchmarks/memory.md"
+        )
     mp_lstm.emulate_devices(2)
     enable_compilation_cache()
     found: list[Checked] = []

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from presets import NAMES, Preset, load_preset, random_batch, seconds_of_round, warn_if_busy
 
 import mp_lstm
 from mp_lstm.launch import set_allocator
 from mp_lstm.planning.plan import Plan
+from presets import NAMES, Preset, load_preset, random_batch, seconds_of_round, warn_if_busy
 
 CACHE = Path(".cache/costs")
 MICROBATCHES = (1, 2, 4)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from peers.problem import Shape
 
 import mp_lstm
 from mp_lstm.training.build import make_model
 from mp_lstm.training.config import load
+from peers.problem import Shape
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 VOCAB = 10_000

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from presets import CONFIGS, NAMES, VOCAB, Preset, load_preset, random_batch, seconds_of_round
 
 import mp_lstm
 from mp_lstm.training.build import make_model
 from mp_lstm.training.config import load
+from presets import CONFIGS, NAMES, VOCAB, Preset, load_preset, random_batch, seconds_of_round
 
 PRESETS = (*NAMES, "austen", "partitions")
 

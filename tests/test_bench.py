@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import bench
-import contest
-import guard
 import jax
 import numpy as np
 import pytest
+
+import bench
+import contest
+import guard
 import ratios
 from peers import flax_rnn, matrix_products, ours
 from peers.problem import Product, Shape, batch_of, disagreement, initial_weights, operations, products, weight_shapes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import growth
 import pytest
+
+import growth
 from tables import buckets, steps
 from tables.kit import in_turn, markdown
 

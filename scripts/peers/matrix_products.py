@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from peers.problem import Peer, Product, Shape, products
 
 from mp_lstm.launch import set_allocator
+from peers.problem import Peer, Product, Shape, products
 
 
 def make(shape: Shape) -> Peer:

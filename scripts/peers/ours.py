@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import optax
-from peers.problem import LEARNING_RATE, MAX_NORM, Peer, Shape, Weights, batch_of, initial_weights, weight_shapes
 
 import mp_lstm
 from mp_lstm.launch import set_allocator
+from peers.problem import LEARNING_RATE, MAX_NORM, Peer, Shape, Weights, batch_of, initial_weights, weight_shapes
 
 
 def make(shape: Shape, *, devices: int = 1, unroll: int = 1, plan: dict[str, Any] | None = None) -> Peer:

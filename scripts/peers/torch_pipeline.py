@@ -12,10 +12,11 @@ import os
 import numpy as np
 import torch
 import torch.distributed as dist
-from peers.problem import LEARNING_RATE, MAX_NORM, Peer, Shape, Weights, batch_of, initial_weights
-from peers.torch_single import decoder, decoder_weights, embedding, lstm_layers, lstm_weights, to_numpy, trained
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from peers.problem import LEARNING_RATE, MAX_NORM, Peer, Shape, Weights, batch_of, initial_weights
+from peers.torch_single import decoder, decoder_weights, embedding, lstm_layers, lstm_weights, to_numpy, trained
 
 SCHEDULES = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from peers.problem import LEARNING_RATE, MAX_NORM, Peer, Shape, Weights, batch_of, initial_weights, inputs_of
 from torch import nn
+
+from peers.problem import LEARNING_RATE, MAX_NORM, Peer, Shape, Weights, batch_of, initial_weights, inputs_of
 
 PARTS = {"kernel": "weight_ih", "recurrent": "weight_hh", "bias": "bias_ih"}
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from presets import CONFIGS
 
 import mp_lstm
 from mp_lstm.data import BatchSource, Corpus, SentenceBatches, best_buckets, length_histogram
 from mp_lstm.training.build import make_model, make_sources, read_corpus
 from mp_lstm.training.config import Config, load
+from presets import CONFIGS
 from tables.kit import Runner, draw, in_turn, markdown, prose, together
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from presets import seconds_of_round
 
 import mp_lstm
 from mp_lstm.training.plots import new_figure, save
+from presets import seconds_of_round
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from presets import NAMES, load_preset
-
 import mp_lstm
 from mp_lstm.planning.plan import Plan
+from presets import NAMES, load_preset
 from tables.kit import Series, draw, lines, markdown, prose, together
 
 if TYPE_CHECKING:
