@@ -54,7 +54,7 @@ def test_too_late_is_explained(devices: list[jax.Device]):
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "2"])
 def test_a_wrong_number_is_explained(n: object):
     with pytest.raises(InputError, match=f"^emulate_devices is {n!r}, a whole number of at least 1 is wanted$"):
-        mp_lstm.emulate_devices(n)  # type: ignore[arg-type]
+        mp_lstm.emulate_devices(n)
 
 
 def test_devices_that_did_not_come_are_explained(devices: list[jax.Device]):

@@ -9,7 +9,9 @@ configuration. A second file of PyTorch's instead of the run is read just the sa
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,20 +74,22 @@ def plot(title: str, curves: dict[str, Curve], path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Reads the command line, writes the page and its pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("curves", nargs="+", metavar="TITLE:RUN_DIR:TORCH", help="what to compare")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the page (default: docs/benchmarks/results.md)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     parts = [HEAD]
     try:
+        if not args.out.parent.is_dir():
+            raise InputError(f"--out: {args.out.parent} is no directory: make it, or pass another file")
         for word in args.curves:
             if word.count(":") != 2:
                 raise InputError(f"got {word!r}, wanted TITLE:RUN_DIR:TORCH, e.g. austen:runs/austen:torch.jsonl")
             title, *paths = word.split(":")
             ours, theirs = (read_curve(Path(path)) for path in paths)
-            picture = args.out.with_name(f"results_{title}.png")
+            picture = args.out.with_name(f"results-{re.sub(r'[^a-z0-9]+', '-', title.lower())}.png")
             plot(title, {"mp_lstm": ours, "PyTorch": theirs}, picture)
             parts.append(f"## {title}\n\n{table(ours, theirs)}\n\n![{title}]({picture.name})\n")
         replace_text(args.out, "\n".join(parts))

@@ -267,7 +267,7 @@ def test_plans_compare_by_value_and_cannot_be_changed():
     assert plan == plan_of()
     assert hash(plan) == hash(plan_of())
     with pytest.raises(FrozenInstanceError):
-        plan.batch_size = 3  # pyright: ignore[reportAttributeAccessIssue]
+        plan.batch_size = 3
 
 
 def test_model_without_work_has_no_shares():

@@ -415,7 +415,7 @@ def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny: Tiny, tm
             state, metrics = setup.pipe.step(state, window)
             return state, metrics._replace(loss=Loss(state.step, metrics.loss))
 
-    fit(setup._replace(pipe=Pipe()), tmp_path)  # type: ignore[arg-type]
+    fit(setup._replace(pipe=Pipe()), tmp_path)
     assert log == ["step 1", "step 2", "read 1", "step 3", "read 2", "step 4", "read 3", "read 4"]
 
 
