@@ -8,7 +8,7 @@ over all rows at once, after the scan and off the critical path (W).
         scan: z_t + h @ R + b -> i f g o c h  saved as separate arrays (slicing a joined one costs 15% of the scan)
     B   scan in reverse: dz_t, dh = dz_t @ R^T, dc      as (R dz_t^T)^T: R is read as it lies
         dx = dz @ K^T                     one product
-    W   dK = x^T dz, dR = h_prev^T dz, db = sum dz      products over the joined chunks
+    W   dK = x^T dz, dR = h_prev^T dz, db = sum dz, begun in B      products over the joined chunks
 
 A masked step keeps the state, outputs zero and passes gradients through; real steps come before padded ones in a row.
 
@@ -170,12 +170,11 @@ def backward(
     recurrent = params.recurrent_kernel if products is None else params.recurrent_kernel.astype(products)
 
     def step(carry: tuple[LSTMState, Array], inputs: Any) -> tuple[tuple[LSTMState, Array], Array]:
-        (dh, dc), dz_sum = carry
+        after, dz_sum = carry
         dy_t, (i, f, g, o), c, c_prev, real = inputs
         tanh_c = jnp.tanh(c)
-        through = LSTMState(dh, dc)
-        dh = dh + dy_t
-        dc = dc + dh * o * (1 - tanh_c * tanh_c)
+        dh = after.h + dy_t
+        dc = after.c + dh * o * (1 - tanh_c * tanh_c)
         dz = jnp.concatenate(
             [dc * g * i * (1 - i), dc * c_prev * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)], axis=-1
         )
@@ -183,8 +182,8 @@ def backward(
             return (LSTMState(product_from_left(dz, recurrent, products), dc * f), dz_sum + dz), dz
         real = real[:, None]
         dz = jnp.where(real, dz, jnp.zeros_like(dz))
-        dh = jnp.where(real, product_from_left(dz, recurrent, products), through.h)
-        return (LSTMState(dh, jnp.where(real, dc * f, through.c)), dz_sum + dz), dz
+        dh = jnp.where(real, product_from_left(dz, recurrent, products), after.h)
+        return (LSTMState(dh, jnp.where(real, dc * f, after.c)), dz_sum + dz), dz
 
     inputs = (dy, saved.gates, saved.c, c_before, mask)
     nothing = jnp.zeros((dy.shape[1], recurrent.shape[1]), dy.dtype)
