@@ -71,6 +71,8 @@ class Layer(NamedTuple):
       join: how the tapes of chunks become one: "time" concatenates leaves along their first axis, "sum" adds.
       chunkable: False where time cannot be cut (a bidirectional layer).
       borrows: the params given to this layer are `Borrowed(own, lent)`, `lent` being another row's (see `Tie`).
+      prepare: params -> parameters that F and B find the same with, sooner, as rounded ones; made once a step instead
+        of once a unit. None: there is nothing to make. W is given the parameters themselves.
       input_ids, target_ids: V where its inputs, or its targets, are ids [T, B] from 0 to V-1; None: they are no ids.
     """
 
@@ -86,6 +88,7 @@ class Layer(NamedTuple):
     join: Join = "time"
     chunkable: bool = True
     borrows: bool = False
+    prepare: Callable[[Params], Params] | None = None
     input_ids: int | None = None
     target_ids: int | None = None
 
@@ -174,6 +177,9 @@ def chain(layers: Sequence[Layer], *, name: str | None = None, first: int = 0) -
             states.append(new_state)
         return tuple(states), x
 
+    def prepare(params: Params) -> Params:
+        return tuple(p if layer.prepare is None else layer.prepare(p) for layer, p in zip(layers, params, strict=True))
+
     def cost(batch_size: int, time: int) -> Cost:
         return total(layer.cost(batch_size, time) for layer in layers)
 
@@ -190,6 +196,7 @@ def chain(layers: Sequence[Layer], *, name: str | None = None, first: int = 0) -
         cost=cost,
         join=tuple(layer.join for layer in layers),
         chunkable=all(layer.chunkable for layer in layers),
+        prepare=prepare if any(layer.prepare for layer in layers) else None,
         input_ids=layers[0].input_ids,
         target_ids=layers[-1].target_ids,
     )

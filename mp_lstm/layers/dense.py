@@ -11,7 +11,7 @@ from jaxtyping import Array, DTypeLike, Float, Key
 from mp_lstm.layers.base import Context, Layer, flat_rows, infer_by_forward, mask_steps
 from mp_lstm.layers.checks import check_features
 from mp_lstm.layers.lstm import check_sizes
-from mp_lstm.layers.products import product
+from mp_lstm.layers.products import prepared_bytes, product, product_over_rows, product_transposed
 from mp_lstm.planning.costs import Cost
 
 
@@ -77,12 +77,12 @@ def dense(
         params: DenseParams, saved: Array, dy: Array, dstate: tuple[()], ctx: Context
     ) -> tuple[Array, tuple[()], Tape]:
         dy = mask_steps(ctx.mask, dy)
-        dx = product(flat_rows(dy), params.kernel.T, products).reshape(saved.shape)
+        dx = product_transposed(flat_rows(dy), params.kernel, products).reshape(saved.shape)
         return dx, dstate, Tape(saved, dy)
 
     def weight_gradient(params: DenseParams, tape: Tape, ctx: Context) -> DenseParams:
         dy = flat_rows(tape.dy)
-        return DenseParams(product(flat_rows(tape.x).T, dy, products), dy.sum(axis=0))
+        return DenseParams(product_over_rows(flat_rows(tape.x), dy, products), dy.sum(axis=0))
 
     def cost(batch_size: int, time: int) -> Cost:
         rows, parameters = batch_size * time, (inputs + 1) * outputs
@@ -97,6 +97,7 @@ def dense(
             transfer_bytes=rows * outputs * itemsize,
             tape_bytes=rows * outputs * itemsize,  # dy
             input_bytes=rows * inputs * itemsize,
+            prepared_bytes=prepared_bytes(inputs * outputs, products),
         )
 
     return Layer(
@@ -109,4 +110,5 @@ def dense(
         weight_gradient=weight_gradient,
         infer=infer_by_forward(forward),
         cost=cost,
+        prepare=None if products is None else lambda params: params._replace(kernel=params.kernel.astype(products)),
     )

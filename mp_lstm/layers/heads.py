@@ -11,6 +11,7 @@ of the loss, this scales the small arrays, never the [T, B, V] one.
 
     F   logits = x @ K + b; e = exp(logits - max), s = sum e; loss = sum w (log s + max - logits[target])
         saved: x, errors = e - s onehot, scale = w / s       the gradient of the logits is scale errors
+        errors only serve products from here on, so they are kept in the type to which products round
     B   dx = scale (errors @ K^T) dy
     W   dK = (scale dy x)^T errors, db = sum scale dy errors
 """
@@ -30,7 +31,7 @@ from mp_lstm.layers.base import Borrowed, Context, Layer, flat_rows
 from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.embedding import EmbeddingParams
 from mp_lstm.layers.lstm import check_sizes
-from mp_lstm.layers.products import product, product_from_left
+from mp_lstm.layers.products import prepared_bytes, product, product_from_left, product_over_rows, weighted_sum
 from mp_lstm.planning.costs import Cost
 
 
@@ -120,6 +121,7 @@ def softmax_head(
     def forward(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Saved]:
         weights = jnp.ones(x.shape[:2], x.dtype) if ctx.weights is None else ctx.weights
         loss, errors, scale = cross_entropy(logits_of(params, x), ctx.targets.reshape(-1), weights.reshape(-1))
+        errors = errors if products is None else errors.astype(products)
         return state, loss, Saved(x, errors.reshape((*x.shape[:2], vocab)), scale.reshape(x.shape[:2]))
 
     def backward(
@@ -127,16 +129,22 @@ def softmax_head(
     ) -> tuple[Array, tuple[()], Tape]:
         kernel, _ = kernel_and_bias(params)
         scale = saved.scale * dy
-        dx = product_from_left(flat_rows(saved.errors), kernel, products).reshape(saved.x.shape) * scale[:, :, None]
+        dx = product_from_left(flat_rows(saved.errors), kernel, products, scale.dtype)
+        dx = dx.reshape(saved.x.shape) * scale[:, :, None]
         return dx, dstate, Tape(saved.x * scale[:, :, None], scale, saved.errors)
 
     def weight_gradient(params: Any, tape: Tape, ctx: Context) -> Any:
         x, errors = flat_rows(tape.x), flat_rows(tape.errors)
-        bias = tape.scale.reshape(-1) @ errors
+        bias = weighted_sum(tape.scale.reshape(-1), errors)
         if tied:
-            table = product(errors.T, x, products)
+            table = product_over_rows(errors, x, products)
             return Borrowed(own=TiedHeadParams(bias), lent=EmbeddingParams(table))
-        return HeadParams(product(x.T, errors, products), bias)
+        return HeadParams(product_over_rows(x, errors, products), bias)
+
+    def prepare(params: Any) -> Any:
+        if tied:
+            return Borrowed(params.own, EmbeddingParams(params.lent.table.astype(products)))
+        return params._replace(kernel=params.kernel.astype(products))
 
     def infer(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array]:
         return state, logits_of(params, x).reshape((*x.shape[:2], vocab))
@@ -152,10 +160,11 @@ def softmax_head(
             parameter_bytes=(inputs + 1) * vocab * itemsize,
             saved_bytes=0,
             transfer_bytes=itemsize,
-            kept_bytes=rows * vocab * itemsize,  # errors
+            kept_bytes=rows * vocab * (itemsize if products is None else jnp.dtype(products).itemsize),  # errors
             tape_bytes=rows * inputs * itemsize,  # x scaled
             input_bytes=rows * inputs * itemsize,
             scratch_bytes=rows * vocab * itemsize,  # logits
+            prepared_bytes=prepared_bytes(inputs * vocab, products),
         )
 
     return Layer(
@@ -169,6 +178,7 @@ def softmax_head(
         infer=infer,
         cost=cost,
         borrows=tied,
+        prepare=None if products is None else prepare,
         target_ids=vocab,
     )
 

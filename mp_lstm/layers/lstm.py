@@ -30,7 +30,13 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers import cudnn
 from mp_lstm.layers.base import Context, Layer, apply, flat_rows, infer_by_forward, steps_mask
 from mp_lstm.layers.checks import check_features, described
-from mp_lstm.layers.products import product, product_from_left, product_transposed
+from mp_lstm.layers.products import (
+    prepared_bytes,
+    product,
+    product_from_left,
+    product_over_rows,
+    product_transposed,
+)
 from mp_lstm.planning.costs import Cost
 
 UNROLL_LIMIT = 16
@@ -179,10 +185,10 @@ def backward(
             [dc * g * i * (1 - i), dc * c_prev * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)], axis=-1
         )
         if real is None:
-            return (LSTMState(product_from_left(dz, recurrent, products), dc * f), dz_sum + dz), dz
+            return (LSTMState(product_from_left(dz, recurrent, products, dz.dtype), dc * f), dz_sum + dz), dz
         real = real[:, None]
         dz = jnp.where(real, dz, jnp.zeros_like(dz))
-        dh = jnp.where(real, product_from_left(dz, recurrent, products), after.h)
+        dh = jnp.where(real, product_from_left(dz, recurrent, products, dz.dtype), after.h)
         return (LSTMState(dh, jnp.where(real, dc * f, after.c)), dz_sum + dz), dz
 
     inputs = (dy, saved.gates, saved.c, c_before, mask)
@@ -200,8 +206,8 @@ def weight_gradient(tape: Tape, *, products: DTypeLike | None = None) -> LSTMPar
     dz = flat_rows(tape.dz)
     h_before = jnp.concatenate([tape.h_before[:1], tape.y[:-1]])
     return LSTMParams(
-        kernel=product(flat_rows(tape.x).T, dz, products),
-        recurrent_kernel=product(flat_rows(h_before).T, dz, products),
+        kernel=product_over_rows(flat_rows(tape.x), dz, products),
+        recurrent_kernel=product_over_rows(flat_rows(h_before), dz, products),
         bias=tape.dz_sum.sum(axis=(0, 1)),
     )
 
@@ -267,6 +273,14 @@ def lstm_layer(
     def run_weight_gradient(params: LSTMParams, tape: Tape, ctx: Context) -> LSTMParams:
         return weight_gradient(tape, products=products)
 
+    def prepare(params: LSTMParams) -> LSTMParams:
+        kernel, recurrent = (weight.astype(products) for weight in (params.kernel, params.recurrent_kernel))
+        return params._replace(kernel=kernel, recurrent_kernel=recurrent)
+
+    def cost(batch_size: int, time: int) -> Cost:
+        found = lstm_cost(inputs, hidden, batch_size, time, jnp.dtype(dtype).itemsize)
+        return found._replace(prepared_bytes=prepared_bytes((inputs + hidden) * 4 * hidden, products))
+
     layer = Layer(
         name=name,
         kind="lstm",
@@ -276,7 +290,8 @@ def lstm_layer(
         backward=run_backward,
         weight_gradient=run_weight_gradient,
         infer=infer_by_forward(run_forward),
-        cost=lambda batch_size, time: lstm_cost(inputs, hidden, batch_size, time, jnp.dtype(dtype).itemsize),
+        cost=cost,
+        prepare=None if products is None else prepare,
     )
     return cudnn.implemented(layer, implementation, dtype=dtype, products=products)
 

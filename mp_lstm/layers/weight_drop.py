@@ -1,6 +1,7 @@
 """Weight drop: dropout of an LSTM's recurrent weights, one mask for a whole batch.
 
-The layer inside sees other parameters and knows nothing of it. The mask acts outside the scan, once a unit; F, B and W
+The layer inside sees other parameters and knows nothing of it; what it would round ahead of its products is rounded
+behind the mask, and so in every unit. The mask acts outside the scan, once a unit; F, B and W
 draw it anew, as keeping a masked kernel for every unit would cost more than drawing it.
 """
 
@@ -72,6 +73,7 @@ def weight_drop(layer: Layer, rate: float) -> Layer:
 
     def cost(batch_size: int, time: int) -> Cost:
         plain, draw = layer.cost(batch_size, time), DRAW_FLOPS * size if rate else 0.0
-        return plain._replace(forward=plain.forward + draw, backward=plain.backward + draw, weight=plain.weight + draw)
+        forward, backward, weight = (flops + draw for flops in (plain.forward, plain.backward, plain.weight))
+        return plain._replace(forward=forward, backward=backward, weight=weight, prepared_bytes=0)
 
-    return layer._replace(forward=forward, backward=backward, weight_gradient=weight_gradient, cost=cost)
+    return layer._replace(forward=forward, backward=backward, weight_gradient=weight_gradient, cost=cost, prepare=None)

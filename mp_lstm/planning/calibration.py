@@ -173,7 +173,7 @@ class CalibratedCosts:
         parameters = cost.parameters * STATE_BYTES
         return RowMemory(
             parameters=parameters,
-            state=STATE_VALUES * parameters,
+            state=STATE_VALUES * parameters + cost.prepared_bytes,
             saved=cost.saved_bytes,
             kept=cost.kept_bytes,
             tape=cost.tape_bytes,

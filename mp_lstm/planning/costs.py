@@ -34,6 +34,7 @@ class Cost(NamedTuple):
       input_bytes: of x, if F saves it.
       step_bytes: bytes of parameters that F and B read at every time step, as a scan does its recurrent kernel.
       scratch_bytes: of the largest temporaries of F and B.
+      prepared_bytes: of the copies of parameters that are made once a step for F and B.
     """
 
     forward: float
@@ -48,6 +49,7 @@ class Cost(NamedTuple):
     input_bytes: int = 0
     step_bytes: int = 0
     scratch_bytes: int = 0
+    prepared_bytes: int = 0
 
     @property
     def flops(self) -> float:
@@ -77,7 +79,7 @@ class RowMemory(NamedTuple):
 
     Args:
       parameters: of the parameters the row owns; their gradients take as much again.
-      state: of the optimiser's state of them.
+      state: of the optimiser's state of them, and of the copies that are made of them for F and B.
       saved: arrays that F makes and B reads last (an LSTM's gates and cells).
       kept: arrays that F makes and W reads last (an LSTM's y, which is in the tape too).
       tape: arrays that B makes and W reads.

@@ -44,7 +44,6 @@ from mp_lstm.planning.measured import (
     time_grid,
 )
 from mp_lstm.runtime import single as singles
-from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.memory import nbytes, row_arrays
 from mp_lstm.runtime.placement import Device, stage_sharding, structs, transfer
 from mp_lstm.runtime.programs import Program
@@ -204,7 +203,7 @@ def _measure_kind(
             1,
             bench.point(devices, what, lambda work=update: {"U": _measure([work], devices, bench.repeats)[0][0]}),
         )
-        parameters = nbytes(row.own), nbytes(update.args[1])
+        parameters = nbytes(row.own), nbytes(update.args[1]) + singles.prepared_bytes(row)
         for rows, time in shapes:
             accumulates = rows < batch_size
             what = {"what": "FBW", "like": like, "rows": rows, "time": time, "add": accumulates}
@@ -237,8 +236,8 @@ def _measure(works: Sequence[Work], devices: Sequence[Device], repeats: int) -> 
     shardings = [stage_sharding(device) for device in devices]
 
     def compiled(work: Work, sharding: Any) -> Program:
-        options = compiler_options(work.phase, devices[0])
-        return Program(f"stage0_{work.phase}", work.function, structs(work.args, sharding), work.donate, options)
+        args = structs(work.args, sharding)
+        return Program(f"stage0_{work.phase}", work.function, args, work.donate, work.phase)
 
     # Compiling takes most of the time, and one core for each program.
     with ThreadPoolExecutor() as pool:

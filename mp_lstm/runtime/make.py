@@ -98,11 +98,11 @@ def program_bound(plan: Plan) -> int:
 
     Each stage has one program for each distinct unit shape in F, B (two: the first of a micro-batch and the next) and
     evaluation, one for each distinct joined shape in W (two: the first of a window and the next), and one for each
-    distinct row split to take the carried state apart and together; and the same few of every plan: norm, update,
-    lending, the average of parameters.
+    distinct row split to take the carried state apart and together; and the same few of every plan: prepared
+    parameters, norm, update, lending, the average of parameters.
     """
     buckets = plan.buckets.values()
     units = len({(bucket.chunk, bucket.rows_per_microbatch) for bucket in buckets})
     joined = len({(bucket.chunk, bucket.chunks, bucket.rows_per_microbatch) for bucket in buckets})
     splits = len({bucket.microbatches for bucket in buckets})
-    return len(plan.stages) * (4 * units + 2 * joined + 2 * splits + 7) + 2
+    return len(plan.stages) * (4 * units + 2 * joined + 2 * splits + 8) + 2

@@ -34,7 +34,7 @@ class Program:
       function: a pure function of trees.
       args: arrays or structs with shardings, as the function will be called.
       donate: positions of arguments whose memory the results may take.
-      options: XLA's, as `compiler_options` gives them.
+      phase: what it does, by which `compiler_options` chooses XLA's.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Program:
         function: Callable[..., Tree],
         args: tuple[Tree, ...],
         donate: tuple[int, ...] = (),
-        options: Mapping[str, Any] | None = None,
+        phase: str = "",
     ):
         args = structs(args)
         leaves, in_tree = jax.tree.flatten(args)
@@ -67,8 +67,10 @@ class Program:
 
         fresh.__name__ = fresh.__qualname__ = name
         sharding = leaves[0].sharding
+        (device, *_) = sharding.device_set
+        options = compiler_options(phase, device, closed.jaxpr)
         jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=sharding)
-        self._compiled = jitted.lower(*leaves).compile(compiler_options=dict(options or {}))
+        self._compiled = jitted.lower(*leaves).compile(compiler_options=options)
         self._results = [
             leaves[i] if given else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
             for (given, i), aval in zip(self._sources, closed.out_avals, strict=True)
@@ -175,9 +177,7 @@ class Programs:
         program = self._programs.get(key)
         if program is None:
             name = f"stage{key.stage}_{key.phase}"
-            (device, *_) = jax.tree.leaves(args)[0].sharding.device_set
-            options = compiler_options(key.phase, device)
-            program = self._programs[key] = Program(name, function, args, donate, options)
+            program = self._programs[key] = Program(name, function, args, donate, key.phase)
         for length in lengths:
             self._by_length.setdefault(length, set()).add(key)
         return program

@@ -36,6 +36,7 @@ class Single(NamedTuple):
       stage: its functions.
       own, lent: structs of its parameters and of what another row lends it, pinned to the stage's device: a layer may
         choose its functions by that.
+      given: both, as F and B take them.
       x: its input: structs, but arrays for the model's first row, whose values may matter.
       batch: gives `lengths`, and targets to the model's last row.
       is_last: whether it is the model's last row.
@@ -44,6 +45,7 @@ class Single(NamedTuple):
     stage: Stage
     own: Params
     lent: tuple[Params, ...]
+    given: tuple[Params, tuple[Params, ...] | None]
     x: Tree
     batch: Batch
     is_last: bool
@@ -84,16 +86,31 @@ def isolate(
         # Behind its owner, as the second of two: where a row stands in the model must not show in its trace.
         alone = Model((*owners, row), tuple(Tie(0, 1) for _ in owners))
         stage = make_stage(alone, 0, range(len(owners), len(owners) + 1), device, optimizer, max_norm=MAX_NORM)
+        own = structs(jax.eval_shape(stage.init, key), stage.sharding)
+        lent = tuple(structs(jax.eval_shape(owner.init, key), stage.sharding) for owner in owners)
+        prepare = stage.prepare
         single = Single(
             stage=stage,
-            own=structs(jax.eval_shape(stage.init, key), stage.sharding),
-            lent=tuple(structs(jax.eval_shape(owner.init, key), stage.sharding) for owner in owners),
+            own=own,
+            lent=lent,
+            given=(own, lent)
+            if prepare is None
+            else (structs(jax.eval_shape(prepare, own, lent), stage.sharding), None),
             x=x,
             batch=example,
             is_last=index == len(model.rows) - 1,
         )
         yield single
         _, x, _ = jax.eval_shape(stage.forward, *forward(single, batch_size, TRACE_TIME).args)
+
+
+def prepared_bytes(single: Single) -> int:
+    """Bytes of the copies of its parameters that are made for F and B."""
+    if single.stage.prepare is None:
+        return 0
+    jaxpr = jax.make_jaxpr(single.stage.prepare)(single.own, single.lent).jaxpr
+    made = [var.aval for var in jaxpr.outvars if var not in jaxpr.invars]
+    return sum(aval.size * aval.dtype.itemsize for aval in made)
 
 
 def signature(single: Single, rows: int) -> str:
@@ -111,7 +128,7 @@ def forward(single: Single, rows: int, time: int) -> Work:
     """F of one unit."""
     stage, x = single.stage, sized(single.x, time, rows)
     total = jax.ShapeDtypeStruct((), _dtype(single)) if single.is_last else None
-    args = (single.own, single.lent, x, _state(single, rows), _unit(single, rows, time), total)
+    args = (*single.given, x, _state(single, rows), _unit(single, rows, time), total)
     return Work("forward", stage.forward, args)
 
 
@@ -132,7 +149,7 @@ def _backward(single: Single, rows: int, time: int) -> Work:
     args = forward(single, rows, time).args
     state, y, saved = jax.eval_shape(single.stage.forward, *_traceable(args))
     function = functools.partial(single.stage.backward, time=time)
-    return Work("backward", function, (single.own, single.lent, saved, y, state, args[4], None))
+    return Work("backward", function, (*single.given, saved, y, state, args[4], None))
 
 
 def update(single: Single, optimizer: optax.GradientTransformation) -> Work:

@@ -1,14 +1,16 @@
 """The pure functions of one stage: what is compiled, made from the rows it owns.
 
+    prepare           own, lent                                  -> params, of which F and B make the most
     forward           own, lent, x, state, unit, total           -> state, y, saved
     backward          own, lent, saved, dy, dstate, unit, summed; time  -> dx, dstate, timed tape, summed tape
     weight_gradient   own, lent, timed tapes, summed, unit, so far; time -> gradients (own, lent)
     evaluate          own, lent, x, state, unit, total           -> state, y
     infer             own, lent, x, state, unit                  -> state, y
 
-`own` are the parameters of the stage's rows, `lent` those of ties from other stages. The last stage's y is the loss
-summed
-over the units so far: `total` goes in and comes out. `time` is static: the steps of the unit, or of the joined chunks.
+`own` are the parameters of the stage's rows, `lent` those of ties from other stages; where a layer prepares its
+parameters (`Layer.prepare`), what F, B and evaluation are given as `own` are those, and `lent` is None. The last
+stage's y is the loss summed over the units so far: `total` goes in and comes out. `time` is static: the steps of the
+unit, or of the joined chunks.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Stage(NamedTuple):
     layer: Layer
     is_last: bool
     init: Callable[..., Tree]
+    prepare: Callable[..., Tree] | None
     forward: Callable[..., Tree]
     backward: Callable[..., Tree]
     weight_gradient: Callable[..., Tree]
@@ -116,16 +119,23 @@ def make_stage(
     def time_of(x: Tree) -> int:
         return jax.tree.leaves(x)[0].shape[0]
 
-    def forward(own: Params, lent: Tree, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
+    def prepare(own: Params, lent: Tree) -> Params:
+        assert layer.prepare is not None, "called where there is something to prepare"
+        return layer.prepare(lend(model, rows, own, lent))
+
+    def borrowing(own: Params, lent: Tree | None) -> Params:
+        return own if lent is None else lend(model, rows, own, lent)
+
+    def forward(own: Params, lent: Tree | None, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
         ctx = context(unit, time_of(x), train=True)
-        state, y, saved = layer.forward(lend(model, rows, own, lent), x, state, ctx)
+        state, y, saved = layer.forward(borrowing(own, lent), x, state, ctx)
         return state, y if total is None else total + y, saved
 
     def backward(
-        own: Params, lent: Tree, saved: Tree, dy: Tree, dstate: Tree, unit: Unit, summed: Tree, *, time: int
+        own: Params, lent: Tree | None, saved: Tree, dy: Tree, dstate: Tree, unit: Unit, summed: Tree, *, time: int
     ) -> Tree:
         ctx = context(unit, time, train=True)
-        dx, dstate, tape = layer.backward(lend(model, rows, own, lent), saved, dy, dstate, ctx)
+        dx, dstate, tape = layer.backward(borrowing(own, lent), saved, dy, dstate, ctx)
         timed, new = split_tape(layer.join, tape)
         # What is added up is donated later: it must be no array that anything else is too, so the first is copied.
         return dx, dstate, timed, jax.tree.map(jnp.copy, new) if summed is None else jax.tree.map(jnp.add, summed, new)
@@ -145,8 +155,8 @@ def make_stage(
         gradients = Gradients(*settle(model, rows, gradients))
         return jax.tree.map(jnp.copy, gradients) if so_far is None else jax.tree.map(jnp.add, so_far, gradients)
 
-    def evaluate(own: Params, lent: Tree, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
-        state, y, _ = layer.forward(lend(model, rows, own, lent), x, state, context(unit, time_of(x), train=False))
+    def evaluate(own: Params, lent: Tree | None, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
+        state, y, _ = layer.forward(borrowing(own, lent), x, state, context(unit, time_of(x), train=False))
         return state, y if total is None else total + y
 
     def infer(own: Params, lent: Tree, x: Tree, state: Tree, unit: Unit) -> Tree:
@@ -168,6 +178,7 @@ def make_stage(
         layer=layer,
         is_last=is_last,
         init=layer.init,
+        prepare=None if layer.prepare is None else prepare,
         forward=forward,
         backward=backward,
         weight_gradient=weight_gradient,

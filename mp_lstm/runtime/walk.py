@@ -64,6 +64,7 @@ class Walk:
         self._compile_only = compile_only
         # Micro-batches of the whole window, in order: (number of the batch, micro-batch in it).
         self._places = [(k, m) for k, batch in enumerate(window.batches) for m in range(len(batch.splits))]
+        self._prepared: dict[int, Params] = {}  # stage -> parameters as F and B take them
         self._arriving: dict[Any, Tree] = {}  # (kind, stage, unit) -> x or dy sent by a neighbour
         self._running: dict[Any, Tree] = {}  # (stage, micro-batch) -> state after the last chunk enqueued
         self._dstates: dict[Any, Tree] = {}  # (stage, micro-batch) -> gradient of that state
@@ -99,13 +100,13 @@ class Walk:
         """Arguments of a forward task (1, 2), and what to do with its results."""
         s, (unit,) = task.stage, task.units
         stage, (k, m) = self.engine.stages[s], self._places[unit.microbatch]
-        batch, held = self.window.batches[k], self.states[s]
+        batch = self.window.batches[k]
         if unit.chunk == 0 and m == 0:
             self._begin(stage, k)
         x = batch.inputs[m][unit.chunk] if s == 0 else self._arriving.pop(("F", s, unit))
         total = self.total if stage.is_last else None
         state = self._running[s, unit.microbatch]
-        args = (held.own, held.lent, x, state, self._unit(stage, unit.microbatch, unit.chunk), total)
+        args = (*self._parameters(stage), x, state, self._unit(stage, unit.microbatch, unit.chunk), total)
 
         def done(state: Tree, y: Tree) -> None:
             self._running[s, unit.microbatch] = state
@@ -121,14 +122,14 @@ class Walk:
     def _backward(self, task: Task) -> None:
         s, (unit,) = task.stage, task.units
         stage, (k, _) = self.engine.stages[s], self._places[unit.microbatch]
-        batch, held, place = self.window.batches[k], self.states[s], (s, unit.microbatch)
+        batch, place = self.window.batches[k], (s, unit.microbatch)
         dy = self.engine.constants.one(stage) if stage.is_last else self._arriving.pop(("B", s, unit))
         dstate = self._dstates.pop(place, None)
         if dstate is None:  # nothing flows back from the next batch
             dstate = self.engine.constants.zero_dstate(stage, batch.shape.rows)
         summed = self._summed.pop(place, None)
         saved = self._saved.pop((s, unit))
-        args = (held.own, held.lent, saved, dy, dstate, self._unit(stage, unit.microbatch, unit.chunk), summed)
+        args = (*self._parameters(stage), saved, dy, dstate, self._unit(stage, unit.microbatch, unit.chunk), summed)
         first = summed is None
         dx, dstate, timed, summed = self._call(
             stage,
@@ -184,6 +185,23 @@ class Walk:
             lengths=(batch.bucket.length,),
             compile_only=self._compile_only,
         )
+
+    def _parameters(self, stage: Stage) -> tuple[Params, Tree | None]:
+        """A stage's parameters, and those it was lent, as F and B take them: prepared once in a walk."""
+        held = self.states[stage.number]
+        if stage.prepare is None:
+            return held.own, held.lent
+        if stage.number not in self._prepared:
+            self._prepared[stage.number] = self.engine.run(
+                stage,
+                "prepare",
+                None,
+                stage.prepare,
+                (held.own, held.lent),
+                lengths=self.window.lengths,
+                compile_only=self._compile_only,
+            )
+        return self._prepared[stage.number], None
 
     def _unit(self, stage: Stage, microbatch: int, chunk: int) -> Unit:
         k, m = self._places[microbatch]

@@ -143,8 +143,9 @@ def test_rows_are_computed_again_one_after_another() -> None:
         params, state = jax.eval_shape(layer.init, KEY), jax.eval_shape(lambda: layer.init_state(rows))
         x = jax.ShapeDtypeStruct((time, rows, size), jnp.float32)
         state, y, saved = jax.eval_shape(layer.forward, params, x, state, Context())
-        lowered = jax.jit(layer.backward).lower(params, saved, y, state, Context())
-        analysis = lowered.compile(compiler_options=compiler_options("backward", device)).memory_analysis()
+        args = (params, saved, y, state, Context())
+        options = compiler_options("backward", device, jax.make_jaxpr(layer.backward)(*args).jaxpr)
+        analysis = jax.jit(layer.backward, compiler_options=options).lower(*args).compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes / unit
 
