@@ -24,12 +24,14 @@ demo: $(VENV)/.installed-plot
 	$(BIN)/mp-lstm generate $(RUN) --prompt "$(PROMPT)" --tokens 50
 	@echo "Loss curves: $(RUN)/loss.png"
 
-# pytest comes last: what it prints last is the result.
+# pytest comes last: what it prints last is the result. Most of its time goes into compiling, one core for each worker.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile=all
+	$(PYTEST) -m "not gpu" --hypothesis-profile=all
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check

@@ -50,7 +50,9 @@ def test_the_original_has_its_own_values():
     config = load(CONFIGS / "mxnet_8x400.toml")
     assert config.data.buckets == (8, 16, 24, 32, 60)
     assert config.data.batch_size == 20
-    assert config.model == ModelConfig(200, 400, 8, 0.5, tie=False, residual=None, init_scale=0.1, forget_bias=0.0)
+    assert config.model == ModelConfig(
+        200, 400, 8, 0.5, tie=False, residual=None, init_scale=0.1, forget_bias=0.0, products="bfloat16"
+    )
     optimizer = config.optimizer
     assert (optimizer.name, optimizer.options, optimizer.learning_rate, optimizer.max_norm) == ("sgd", {}, 0.1, 5.0)
     assert (optimizer.normalize, optimizer.rate_schedule, optimizer.rate_factor) == ("rows", "plateau", 0.5)
