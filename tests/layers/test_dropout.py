@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry2x32_p
 
 import mp_lstm
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context
-from mp_lstm.layers.dropout import keep_mask, keep_probability
+from mp_lstm.layers.dropout import keep_mask, keep_probability, threefry
 
 KEY = jax.random.key(0)
 TIME, ROWS, SIZE = 9, 7, 6
@@ -25,6 +26,19 @@ def test_a_part_of_a_batch_draws_its_part_of_the_mask(steps: tuple[int, int], ro
     shape = (steps[1] - steps[0], rows[1] - rows[0], SIZE)
     part = keep_mask(KEY, 5, jnp.int32(steps[0]), jnp.int32(rows[0]), shape, 0.4)
     assert (part == whole[slice(*steps), slice(*rows)]).all()
+
+
+def test_the_cipher_is_jaxs_to_the_last_bit() -> None:
+    words = jax.random.bits(KEY, (4, 1000), jnp.uint32)
+    np.testing.assert_array_equal(threefry(*words), threefry2x32_p.bind(*words))
+
+
+def test_a_mask_is_drawn_in_one_pass() -> None:
+    """JAX's cipher is a loop with copies of its own, which took as long as a sixth of F."""
+    drawn = jax.jit(lambda x, key: jnp.where(keep_mask(key, 5, 0, 0, x.shape, 0.5), x, 0))
+    text = drawn.lower(jnp.ones((TIME, ROWS, SIZE)), KEY).compile().as_text()
+    entry = text[text.index("ENTRY") :]
+    assert f"u32[{TIME},{ROWS}" not in entry
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
