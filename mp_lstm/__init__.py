@@ -34,6 +34,7 @@ from mp_lstm.layers import (
     softmax_head,
     squared_error,
     temporal_regularisation,
+    two_biases,
     weight_drop,
 )
 from mp_lstm.planning import (
@@ -108,5 +109,6 @@ __all__ = [
     "softmax_head",
     "squared_error",
     "temporal_regularisation",
+    "two_biases",
     "weight_drop",
 ]

@@ -18,6 +18,7 @@ from mp_lstm.layers.lstm import LSTMParams, LSTMState, lstm, lstm_init, lstm_lay
 from mp_lstm.layers.model import Model, Tie, sequential
 from mp_lstm.layers.recurrent import from_function, recurrent
 from mp_lstm.layers.regularisation import activation_regularisation, temporal_regularisation
+from mp_lstm.layers.two_biases import two_biases
 from mp_lstm.layers.weight_drop import weight_drop
 
 __all__ = [
@@ -54,5 +55,6 @@ __all__ = [
     "softmax_head",
     "squared_error",
     "temporal_regularisation",
+    "two_biases",
     "weight_drop",
 ]

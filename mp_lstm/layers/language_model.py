@@ -28,6 +28,7 @@ from mp_lstm.layers.heads import softmax_head
 from mp_lstm.layers.lstm import default_bias_init, default_kernel_init, default_recurrent_init, lstm_layer
 from mp_lstm.layers.model import Model, Tie, row
 from mp_lstm.layers.regularisation import activation_regularisation, temporal_regularisation
+from mp_lstm.layers.two_biases import two_biases
 from mp_lstm.layers.weight_drop import weight_drop as weight_drop_layer
 
 Initialiser = Callable[..., Any]  # (key, shape, dtype) -> array
@@ -53,6 +54,7 @@ def language_model(
     kernel_init: Initialiser | Sequence[Initialiser] | None = None,
     recurrent_init: Initialiser | Sequence[Initialiser] | None = None,
     forget_bias: float = 0.0,
+    biases: int = 1,
     unroll: int = 1,
     products: DTypeLike | None = None,
     dtype: DTypeLike = jnp.float32,
@@ -79,6 +81,7 @@ def language_model(
       kernel_init, recurrent_init: initialisers `(key, shape, dtype) -> array` of the LSTM layers' kernels, one or one a
         layer; None: as `init_scale` says.
       forget_bias: initial bias of the forget gates.
+      biases: of an LSTM layer, 1, or 2 as in the papers' code and in PyTorch (`two_biases`).
       unroll: steps of each scan written out at once.
       products: type to which the operands of matrix products are rounded, such as jnp.bfloat16; None: as they are.
       dtype: type of parameters and state.
@@ -103,6 +106,8 @@ def language_model(
         )
     if residual_from is not None and not 1 <= residual_from <= layers:
         raise InputError(f"residual_from is {residual_from}, a layer from 1 to {layers} is wanted")
+    if biases not in (1, 2):
+        raise InputError(f"biases is {biases!r}, 1 or 2 is wanted")
     of_embedding, *of_layers, of_head = _uniforms(init_scale, layers, tie)
     kernels = _one_a_layer("kernel_init", kernel_init, layers)
     recurrents = _one_a_layer("recurrent_init", recurrent_init, layers)
@@ -124,11 +129,12 @@ def language_model(
             name=f"lstm {i + 1}",
             kernel_init=kernels[i] or of_layers[i] or default_kernel_init,
             recurrent_init=recurrents[i] or of_layers[i] or default_recurrent_init,
-            bias_init=forget_biased(size, forget_bias, of_layers[i] or default_bias_init),
+            bias_init=forget_biased(size, forget_bias / biases, of_layers[i] or default_bias_init),
             unroll=unroll,
             implementation=implementation,
             **shared,
         )
+        layer = two_biases(layer) if biases == 2 else layer
         layer = weight_drop_layer(layer, weight_drop) if weight_drop else layer
         skip = residual_from is not None and i + 1 >= residual_from and inputs == size
         last = i + 1 == layers

@@ -192,6 +192,7 @@ def make_model(config: Config, vocab_size: int) -> Model:
             residual_from=model.residual,
             init_scale=model.init_scale,
             forget_bias=model.forget_bias,
+            biases=model.biases,
             unroll=config.pipeline.unroll,
             products=None if model.products == "float32" else model.products,
         )

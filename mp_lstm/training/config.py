@@ -88,6 +88,8 @@ class ModelConfig:
     init_scale: float | tuple[float, ...] | None = None
     # Initial bias of the forget gates.
     forget_bias: float = 1.0
+    # Biases of an LSTM layer; 2, as in the papers' code and in PyTorch, learn as one does at twice the rate.
+    biases: int = 1
     # What the operands of matrix products are rounded to; parameters, state and sums stay float32.
     products: Literal["float32", "bfloat16"] = "float32"
 
@@ -357,6 +359,7 @@ RANGES = {
     "model.dropout_output": _SHARE,
     "model.dropout_words": _SHARE,
     "model.weight_drop": _SHARE,
+    "model.biases": _at_least(1, 2),
     "model.activation_reg": _FACTOR,
     "model.temporal_reg": _FACTOR,
     "model.residual": _at_least(1),

@@ -3,9 +3,9 @@
     python scripts/results/train_torch.py configs/zaremba_small.toml [--section.field value] > torch.jsonl
 
 All settings are read from the configuration of `mp-lstm train`, and so are the batches: the same rows in the same
-order, short last batches included. The model is the same function of as many parameters: nn.LSTM has two biases, whose
-sum is all that counts, so the second is kept at zero. Weights are drawn from the same distributions, by PyTorch's own
-generator; dropout's masks differ likewise.
+order, short last batches included. The model is the same function of as many parameters: nn.LSTM has two biases, of
+which the second is kept at zero where `model.biases` is 1. Weights are drawn from the same distributions, by PyTorch's
+own generator; dropout's masks differ likewise.
 
 It prints one JSON object a line, with the fields of metrics.jsonl: "valid" after each epoch, "test" with the parameters
 of the best validation, as `mp-lstm train` has it. Recipes beyond this model (see `refuse`) end with a message.
@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
         for name, parameter in self.named_parameters():
             if name == "head.bias":
                 nn.init.zeros_(parameter)
-            elif "bias_hh" in name:
+            elif "bias_hh" in name and model.biases == 1:
                 nn.init.zeros_(parameter)
                 parameter.requires_grad_(False)
             else:
@@ -147,7 +147,7 @@ def found(event: str, loss: float, tokens: int, epoch: int) -> dict[str, Any]:
 
 KNOWN = {
     "data": ("source", "mode", "buckets", "batch_size", "length", "vocab_limit"),
-    "model": ("embed", "hidden", "layers", "dropout", "tie", "residual", "init_scale", "forget_bias"),
+    "model": ("embed", "hidden", "layers", "dropout", "tie", "residual", "init_scale", "forget_bias", "biases"),
     "optimizer": (
         *("name", "learning_rate", "max_norm", "normalize"),
         *("rate_schedule", "rate_factor", "plateau_threshold", "rate_epochs", "rate_divisor"),

@@ -109,6 +109,7 @@ def configs(draw: st.DrawFn) -> Config:
         residual=st.integers(1, layers),
         init_scale=POSITIVE | st.lists(POSITIVE, min_size=1, max_size=4).map(tuple),
         forget_bias=st.floats(-1e300, 1e300),
+        biases=st.integers(1, 2),
     )
     optimizer = section(
         OptimizerConfig,
