@@ -34,7 +34,7 @@ from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
-from mp_lstm.runtime.placement import Tree, put, structs, transfer
+from mp_lstm.runtime.placement import Tree, parameters, put, structs, transfer
 from mp_lstm.runtime.stages import Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
@@ -79,7 +79,8 @@ class Pipeline:
         """
         check_key(key)
         own = tuple(
-            jax.jit(stage.init, out_shardings=stage.sharding)(put(key, stage.sharding)) for stage in self.stages
+            jax.jit(stage.init, out_shardings=lie)(put(key, stage.sharding))
+            for stage, lie in zip(self.stages, self._lie, strict=True)
         )
         return self._state(own, key)
 
@@ -105,7 +106,8 @@ class Pipeline:
                     f"{name}: {jax.tree_util.keystr(path[1:])} has shape {np.shape(got)}, {want.shape} is wanted"
                 )
         copies = jax.tree.map(lambda want, got: np.array(got, want.dtype), wanted, params)
-        own = tuple(put(copies[stage.rows.start : stage.rows.stop], stage.sharding) for stage in self.stages)
+        parts = (copies[stage.rows.start : stage.rows.stop] for stage in self.stages)
+        own = tuple(map(put, parts, self._lie))
         return self._state(own, key)
 
     def params(self, state: State, which: str = "last") -> Params:
@@ -254,7 +256,7 @@ class Pipeline:
         shape = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(inputs))
         constants, after = self._engine.constants, []
         if carry is None:
-            carry = [constants.initial_state(stage, rows) for stage in self.stages]
+            carry = [constants.initial_state(stage, rows, whole=True) for stage in self.stages]
         elif resets is not None and np.any(resets):
             carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
         x = put(inputs, self.stages[0].sharding)
@@ -269,9 +271,9 @@ class Pipeline:
         if not jax.tree.leaves(carried):
             return carried
         whole = ((0, len(resets)),)
-        initial = self._engine.constants.initial_state(stage, len(resets))
+        initial = self._engine.constants.initial_state(stage, len(resets), whole=True)
         args = (carried, put(np.asarray(resets, bool), stage.sharding), initial)
-        (fresh,) = self._engine.run(stage, "split", whole, functools.partial(stage.split, splits=whole), args)
+        (fresh,) = self._engine.run(stage, "reset", whole, functools.partial(stage.split, splits=whole), args)
         return fresh
 
     def verify(self, state: State, window: Batch | Sequence[Batch]) -> Certificate:
@@ -305,6 +307,13 @@ class Pipeline:
             key=state.key,
             counter=state.batches,
             carry=self._host_carry(state),
+        )
+
+    @functools.cached_property
+    def _lie(self) -> tuple[Tree, ...]:
+        """The shardings of each stage's parameters."""
+        return tuple(
+            parameters(self._shapes[stage.rows.start : stage.rows.stop], stage.sharding) for stage in self.stages
         )
 
     @functools.cached_property
@@ -377,9 +386,11 @@ class Pipeline:
     def abstract_state(self) -> State:
         """Shapes, types and shardings of a state."""
         key = jax.random.key(0)
-        own = tuple(structs(jax.eval_shape(stage.init, key), stage.sharding) for stage in self.stages)
+        own = tuple(
+            structs(jax.eval_shape(stage.init, key), lie) for stage, lie in zip(self.stages, self._lie, strict=True)
+        )
         optimizer = [jax.eval_shape(functools.partial(optimizers.init, self._optimizer), part) for part in own]
-        states = [structs(tree, stage.sharding) for tree, stage in zip(optimizer, self.stages, strict=True)]
+        states = [structs(tree, parameters(tree, s.sharding)) for tree, s in zip(optimizer, self.stages, strict=True)]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _examples(self) -> list[Batch]:
@@ -390,7 +401,8 @@ class Pipeline:
 
     def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
         init = jax.jit(functools.partial(optimizers.init, self._optimizer))
-        states = [put(init(part), stage.sharding) for part, stage in zip(own, self.stages, strict=True)]
+        made = map(init, own)
+        states = [put(tree, parameters(tree, stage.sharding)) for tree, stage in zip(made, self.stages, strict=True)]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _walk(
@@ -445,7 +457,9 @@ class Pipeline:
 
         def by_stage(rows: Sequence[Tree]) -> tuple[Tree, ...]:
             parts = [tuple(rows[stage.rows.start : stage.rows.stop]) for stage in self.stages]
-            return tuple(transfer(part, stage.sharding) for part, stage in zip(parts, self.stages, strict=True))
+            return tuple(
+                transfer(part, parameters(part, stage.sharding)) for part, stage in zip(parts, self.stages, strict=True)
+            )
 
         own = by_stage(params)
         stages = tuple(map(StageState, own, by_stage(optimizer), lend_parameters(self._engine, own)))

@@ -1,6 +1,6 @@
 """Ahead-of-time compilation, and the cache of compiled programs by bucket.
 
-A compiled program is pinned to its stage's device and to its shapes: anything else raises, so that no transfer and no
+A compiled program is pinned to its stage's devices and to its shapes: anything else raises, so that no transfer and no
 recompilation can slip in. It does not return what it was given, nor the same value twice: saved activations that are
 inputs, or outputs too, are put back by the host, which saves their copies.
 """
@@ -15,6 +15,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from mp_lstm.runtime.compiler import compiler_options
+from mp_lstm.runtime.partition import ON_PARTS, axis_sizes, over_parts, part_of, result_shardings, stage_of
 from mp_lstm.runtime.placement import Tree, structs
 
 
@@ -48,6 +49,8 @@ class Program:
         args = structs(args)
         leaves, in_tree = jax.tree.flatten(args)
         donated = _leaf_positions(args, donate)
+        stage = stage_of(leaves[0])
+        on_parts = phase in ON_PARTS and stage.mesh.size > 1
         began = time.perf_counter()
         trees: list[Any] = []
 
@@ -56,7 +59,8 @@ class Program:
             trees.append(tree)
             return results
 
-        closed = jax.make_jaxpr(flat)(*leaves)
+        traced = jax.make_jaxpr(flat, axis_env=axis_sizes(stage) if on_parts else None)
+        closed = traced(*map(part_of, leaves) if on_parts else leaves)
         self._out_tree = trees[-1]
         self._sources, computed = _sources(closed.jaxpr, donated)
         evaluate = jaxpr_as_fun(closed)
@@ -65,16 +69,20 @@ class Program:
             results = evaluate(*leaves)
             return [results[i] for i in computed]
 
+        shardings = result_shardings(phase, jax.tree.unflatten(self._out_tree, closed.out_avals), stage)
+        shardings = [shardings[i] for i in computed]
+        if on_parts:
+            fresh = over_parts(fresh, [leaf.sharding for leaf in leaves], shardings)
         fresh.__name__ = fresh.__qualname__ = name
-        sharding = leaves[0].sharding
-        (device, *_) = sharding.device_set
-        options = compiler_options(phase, device, closed.jaxpr)
-        jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=sharding)
-        self._compiled = jitted.lower(*leaves).compile(compiler_options=options)
-        self._results = [
-            leaves[i] if given else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-            for (given, i), aval in zip(self._sources, closed.out_avals, strict=True)
+        options = compiler_options(phase, stage.mesh.devices.flat[0], closed.jaxpr)
+        jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=shardings)
+        lowered = jitted.lower(*leaves)
+        self._compiled = lowered.compile(compiler_options=options)
+        made = [
+            jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding)
+            for info, sharding in zip(lowered.out_info, shardings, strict=True)
         ]
+        self._results = [leaves[i] if given else made[i] for given, i in self._sources]
         self.name = name
         self.seconds = time.perf_counter() - began
 

@@ -1,0 +1,51 @@
+"""Which axes of which parameters may lie in parts on several devices: one table, for all that has parameters' shapes.
+
+Gradients and an optimizer's moments are records of the same types, so the table holds for them too. Whatever it does
+not name is whole on every device. An entry is one name a dimension, None where the dimension is not divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mp_lstm.layers.embedding import EmbeddingParams
+from mp_lstm.layers.heads import HeadParams, TiedHeadParams
+from mp_lstm.layers.vocabulary import AXIS
+
+Axes = tuple[str | None, ...]
+
+TABLE: dict[type, Any] = {
+    EmbeddingParams: EmbeddingParams(table=(AXIS, None)),
+    HeadParams: HeadParams(kernel=(None, AXIS), bias=(AXIS,)),
+    TiedHeadParams: TiedHeadParams(bias=(AXIS,)),
+}
+
+
+def map_with_axes(function: Callable[[Any, Axes], Any], tree: Any) -> Any:
+    """Maps (leaf, the axes of its dimensions) over a tree; () stands for axes none of which is divided.
+
+    Args:
+      function: of a leaf and its axes.
+      tree: of parameters, of gradients, or an optimizer's state.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> params = (EmbeddingParams(jnp.zeros((6, 2))), jnp.zeros(3))
+      >>> map_with_axes(lambda leaf, axes: axes, params)
+      (EmbeddingParams(table=('model', None)), ())
+    """
+
+    def of(node: Any) -> Any:
+        if type(node) not in TABLE:
+            return function(node, ())
+        return type(node)(*(_leaf(function, *pair) for pair in zip(node, TABLE[type(node)], strict=True)))
+
+    return jax.tree.map(of, tree, is_leaf=lambda node: type(node) in TABLE)
+
+
+def _leaf(function: Callable[[Any, Axes], Any], part: Any, axes: Axes) -> Any:
+    """A field of a record; what an optimizer keeps in its place may be none, or of another shape."""
+    return jax.tree.map(lambda leaf: function(leaf, axes if leaf.ndim == len(axes) else ()), part)
