@@ -6,11 +6,13 @@ not name is whole on every device. An entry is one name a dimension, None where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from mp_lstm.errors import InputError
+from mp_lstm.layers.base import Layer
 from mp_lstm.layers.embedding import EmbeddingParams
 from mp_lstm.layers.heads import HeadParams, TiedHeadParams
 from mp_lstm.layers.vocabulary import AXIS
@@ -49,3 +51,32 @@ def map_with_axes(function: Callable[[Any, Axes], Any], tree: Any) -> Any:
 def _leaf(function: Callable[[Any, Axes], Any], part: Any, axes: Axes) -> Any:
     """A field of a record; what an optimizer keeps in its place may be none, or of another shape."""
     return jax.tree.map(lambda leaf: function(leaf, axes if leaf.ndim == len(axes) else ()), part)
+
+
+def check_parts(rows: Sequence[Layer], parts: int) -> None:
+    """Checks that vocabularies can be divided.
+
+    Args:
+      rows: of a model.
+      parts: into which each vocabulary is to be divided.
+
+    Raises:
+      InputError: one of them is no multiple of it.
+
+    Example:
+      >>> import mp_lstm
+      >>> check_parts(mp_lstm.language_model(vocab=50, embed=4, hidden=8, layers=1).rows, parts=2)
+    """
+
+    def check(name: str, leaf: Any, axes: Axes) -> None:
+        for size, axis in zip(leaf.shape, axes, strict=False):
+            if axis == AXIS and size % parts:
+                below = size // parts * parts
+                raise InputError(
+                    f"{name}: model_parallel is {parts}, which does not divide a vocabulary of {size}: make it {below} "
+                    f"or {below + parts} (data.vocab_limit in a configuration)"
+                )
+
+    for row in rows if parts > 1 else ():
+        shapes = jax.eval_shape(row.init, jax.random.key(0))
+        map_with_axes(lambda leaf, axes, row=row: check(row.name, leaf, axes), shapes)

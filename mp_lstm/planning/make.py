@@ -17,7 +17,7 @@ import numpy as np
 from mp_lstm.errors import InputError
 from mp_lstm.planning.calibration import default_calibration
 from mp_lstm.planning.costs import Cost, CostModel
-from mp_lstm.planning.group import group_shape, grouped
+from mp_lstm.planning.group import Group, group_shape, grouped
 from mp_lstm.planning.grouped import DIVIDED, GroupedCosts
 from mp_lstm.planning.partition import check_partition, check_stages
 from mp_lstm.planning.plan import BucketPlan, Plan, PlannedModel, Remat, Row
@@ -281,8 +281,9 @@ def _check_stages(
         tried = range(1, most + 1) if most <= MOST_COUNTS else (2**k for k in range(most.bit_length()))
         return tuple(dict.fromkeys([*tried, most])), None
     if count > len(devices):
+        what, one = ("groups of devices", "group") if isinstance(devices[0], Group) else ("devices", "device")
         raise InputError(
-            f"{count} stages for {len(devices)} devices: pass one device for each stage, a device may be there twice"
+            f"{count} stages for {len(devices)} {what}: pass one {one} for each stage, a {one} may be there twice"
         )
     return (count,), sizes
 

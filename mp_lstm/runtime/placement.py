@@ -90,21 +90,6 @@ def parameters(tree: Tree, stage: NamedSharding, *, whole: bool = True) -> Tree:
     return map_with_axes(of, tree)
 
 
-def check_divides(name: str, params: Tree, stage: NamedSharding) -> None:
-    """Raises InputError for a row's parameters that the stage's mesh cannot divide."""
-    parts = parts_of(stage, MODEL)
-
-    def check(leaf: Any, axes: Axes) -> None:
-        for size, axis in zip(leaf.shape, axes, strict=False):
-            if axis is not None and size % parts:
-                raise InputError(
-                    f"{name}: model_parallel is {parts}, which does not divide the vocabulary of {size}: pass one of "
-                    f"{size // parts * parts} or {(size // parts + 1) * parts} (data.vocab_limit in a configuration)"
-                )
-
-    map_with_axes(check, params)
-
-
 def transfer(tree: Tree, sharding: Tree) -> Tree:
     """Sends arrays to a stage. Structs of arrays are sent likewise, for a walk that only compiles.
 

@@ -70,17 +70,17 @@ class Program:
             return [results[i] for i in computed]
 
         shardings = result_shardings(phase, jax.tree.unflatten(self._out_tree, closed.out_avals), stage)
-        shardings = [shardings[i] for i in computed]
+        shardings, avals = ([each[i] for i in computed] for each in (shardings, closed.out_avals))
         if on_parts:
             fresh = over_parts(fresh, [leaf.sharding for leaf in leaves], shardings)
+            avals = jax.eval_shape(fresh, *leaves)
         fresh.__name__ = fresh.__qualname__ = name
         options = compiler_options(phase, stage.mesh.devices.flat[0], closed.jaxpr)
         jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=shardings)
-        lowered = jitted.lower(*leaves)
-        self._compiled = lowered.compile(compiler_options=options)
+        self._compiled = jitted.lower(*leaves).compile(compiler_options=options)
         made = [
-            jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding)
-            for info, sharding in zip(lowered.out_info, shardings, strict=True)
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+            for aval, sharding in zip(avals, shardings, strict=True)
         ]
         self._results = [leaves[i] if given else made[i] for given, i in self._sources]
         self.name = name

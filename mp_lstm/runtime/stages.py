@@ -37,8 +37,9 @@ from mp_lstm.layers.base import (
 )
 from mp_lstm.layers.model import Model, lend, reset_rows, settle
 from mp_lstm.layers.remat import chain_with
+from mp_lstm.layers.sharding import check_parts
 from mp_lstm.runtime import optimizer as optimizers
-from mp_lstm.runtime.placement import DATA, Tree, check_divides, parts_of, stage_sharding
+from mp_lstm.runtime.placement import DATA, MODEL, Tree, parts_of, stage_sharding
 
 
 class Unit(NamedTuple):
@@ -117,8 +118,7 @@ def make_stage(
     is_last = rows.stop == len(model.rows)
     sharding = stage_sharding(place)
     parts = parts_of(sharding, DATA)
-    for row in model.rows[rows.start : rows.stop]:
-        check_divides(row.name, jax.eval_shape(row.init, jax.random.key(0)), sharding)
+    check_parts(model.rows[rows.start : rows.stop], parts_of(sharding, MODEL))
 
     def time_of(x: Tree) -> int:
         return jax.tree.leaves(x)[0].shape[0]

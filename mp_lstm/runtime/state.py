@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
 from mp_lstm.errors import InputError
@@ -70,9 +71,15 @@ def check_state(state: Any, stages: Sequence[Stage], params: Params) -> None:
                     "the state is used up, a step took its memory: go on with the state that step returned, or make "
                     "the pipeline with donate=False"
                 )
-            if leaf.sharding.device_set != stage.sharding.device_set:
-                got, there = (sorted(map(str, s.device_set)) for s in (leaf.sharding, stage.sharding))
+            if leaf.sharding.mesh != stage.sharding.mesh:
+                got, there = (_described(s.mesh) for s in (leaf.sharding, stage.sharding))
                 raise InputError(f"the state has stage {stage.number} on {got}, the pipeline on {there}: {remedy}")
+
+
+def _described(mesh: Mesh) -> str:
+    """A mesh's devices, and how they are arranged where there are several."""
+    names = sorted(map(str, mesh.devices.flat))
+    return f"{names}" if mesh.size == 1 else f"{names} ({dict(mesh.shape)})"
 
 
 def check_key(key: Any) -> None:
