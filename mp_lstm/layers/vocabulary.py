@@ -20,7 +20,7 @@ from jaxtyping import Array, Integer
 AXIS = "model"
 
 
-def local_ids(ids: Integer[Array, "..."], size: int) -> Integer[Array, "..."]:
+def local_ids(ids: Integer[Array, "*N"], size: int) -> Integer[Array, "*N"]:
     """Ids counted from the first of this part's `size` ids; `size` itself stands for all that are not among them."""
     local = ids - jax.lax.axis_index(AXIS).astype(ids.dtype) * size
     return jnp.where((local >= 0) & (local < size), local, size)

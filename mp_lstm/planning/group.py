@@ -1,8 +1,8 @@
 """Devices of one stage: one, or a group that works on it together, as a mesh of rows of the batch and of vocabulary.
 
-    data 2, model 2      vocabulary, first half   second half
-    first rows           devices[0]               devices[1]
-    last rows            devices[2]               devices[3]
+data 2, model 2      vocabulary, first half   second half
+first rows           devices[0]               devices[1]
+last rows            devices[2]               devices[3]
 """
 
 from __future__ import annotations

@@ -159,7 +159,9 @@ class _Cuts(NamedTuple):
         fixed = self.cutting.chunk
         steps = [min(fixed, length)] if fixed is not None else [-(-length // n) for n in chunks if n <= length]
         options = {
-            BucketPlan(length, step, -(-length // step), number, -(-self.batch_size // (number * self.data)) * self.data)
+            BucketPlan(
+                length, step, -(-length // step), number, -(-self.batch_size // (number * self.data)) * self.data
+            )
             for step in steps
             for number in slices
             if number <= self.batch_size

@@ -38,6 +38,8 @@ def result_shardings(phase: str, result: Tree, stage: NamedSharding) -> list[Nam
       result: arrays or structs, of a part where the phase runs on parts.
       stage: what the stage has whole.
     """
+    if stage.mesh.size == 1:
+        return [stage] * len(jax.tree.leaves(result))
     if phase not in _RESULTS:
         return jax.tree.leaves(parameters(result, stage, whole=phase not in ON_PARTS))
     kinds = _RESULTS[phase]

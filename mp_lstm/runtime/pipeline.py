@@ -28,6 +28,7 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.checks import checked
+from mp_lstm.layers.model import reset_rows
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import average as averages
 from mp_lstm.runtime import optimizer as optimizers
@@ -270,11 +271,9 @@ class Pipeline:
         """A stage's carry with the initial state in some rows."""
         if not jax.tree.leaves(carried):
             return carried
-        whole = ((0, len(resets)),)
         initial = self._engine.constants.initial_state(stage, len(resets), whole=True)
-        args = (carried, put(np.asarray(resets, bool), stage.sharding), initial)
-        (fresh,) = self._engine.run(stage, "reset", whole, functools.partial(stage.split, splits=whole), args)
-        return fresh
+        args = (put(np.asarray(resets, bool), stage.sharding), initial, carried)
+        return self._engine.run(stage, "reset", len(resets), reset_rows, args)
 
     def verify(self, state: State, window: Batch | Sequence[Batch]) -> Certificate:
         """Compares the pipeline's gradient, and every row's own backward, with JAX's derivative on one device.
