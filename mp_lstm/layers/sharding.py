@@ -1,7 +1,8 @@
 """Which axes of which parameters may lie in parts on several devices: one table, for all that has parameters' shapes.
 
 Gradients and an optimizer's moments are records of the same types, so the table holds for them too. Whatever it does
-not name is whole on every device. An entry is one name a dimension, None where the dimension is not divided.
+not name is whole on every device. An entry has, for all fields in order, one name a dimension, None where that is not
+divided.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from mp_lstm.layers.vocabulary import AXIS
 
 Axes = tuple[str | None, ...]
 
-TABLE: dict[type, Any] = {
-    EmbeddingParams: EmbeddingParams(table=(AXIS, None)),
-    HeadParams: HeadParams(kernel=(None, AXIS), bias=(AXIS,)),
-    TiedHeadParams: TiedHeadParams(bias=(AXIS,)),
+TABLE: dict[type, dict[str, Axes]] = {
+    EmbeddingParams: {"table": (AXIS, None)},
+    HeadParams: {"kernel": (None, AXIS), "bias": (AXIS,)},
+    TiedHeadParams: {"bias": (AXIS,)},
 }
 
 
@@ -43,7 +44,7 @@ def map_with_axes(function: Callable[[Any, Axes], Any], tree: Any) -> Any:
     def of(node: Any) -> Any:
         if type(node) not in TABLE:
             return function(node, ())
-        return type(node)(*(_leaf(function, *pair) for pair in zip(node, TABLE[type(node)], strict=True)))
+        return type(node)(*(_leaf(function, getattr(node, name), axes) for name, axes in TABLE[type(node)].items()))
 
     return jax.tree.map(of, tree, is_leaf=lambda node: type(node) in TABLE)
 

@@ -50,7 +50,7 @@ class Program:
         leaves, in_tree = jax.tree.flatten(args)
         donated = _leaf_positions(args, donate)
         stage = stage_of(leaves[0])
-        on_parts = phase in ON_PARTS and stage.mesh.size > 1
+        on_parts = phase in ON_PARTS and stage.num_devices > 1
         began = time.perf_counter()
         trees: list[Any] = []
 
@@ -70,12 +70,13 @@ class Program:
             return [results[i] for i in computed]
 
         shardings = result_shardings(phase, jax.tree.unflatten(self._out_tree, closed.out_avals), stage)
-        shardings, avals = ([each[i] for i in computed] for each in (shardings, closed.out_avals))
+        shardings, avals = [shardings[i] for i in computed], [closed.out_avals[i] for i in computed]
         if on_parts:
             fresh = over_parts(fresh, [leaf.sharding for leaf in leaves], shardings)
             avals = jax.eval_shape(fresh, *leaves)
         fresh.__name__ = fresh.__qualname__ = name
-        options = compiler_options(phase, stage.mesh.devices.flat[0], closed.jaxpr)
+        (device, *_) = stage.device_set
+        options = compiler_options(phase, device, closed.jaxpr)
         jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=shardings)
         self._compiled = jitted.lower(*leaves).compile(compiler_options=options)
         made = [
