@@ -6,6 +6,8 @@ Each step is strict: an unknown name, a wrong type or a value out of range is an
 defaults are those of configs/austen.toml, the demo. TOML has no null, so a file says "none" where a field is None.
 
 What only shows with the corpus or the devices at hand (a partition that does not add up, say) is left to `build`.
+
+It is over 400 lines so that every field and its range are on one page.
 """
 
 from __future__ import annotations

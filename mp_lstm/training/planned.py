@@ -16,6 +16,7 @@ from mp_lstm.layers.model import Model
 from mp_lstm.layers.sharding import check_parts
 from mp_lstm.planning import Calibration, CostModel, Plan, default_calibration, make_plan, predict, predicted_memory
 from mp_lstm.planning.group import group_shape
+from mp_lstm.planning.grouped import costs_of
 from mp_lstm.runtime.costs import measure_costs
 from mp_lstm.training.build import Sources, make_model, make_sources, named
 from mp_lstm.training.config import Config
@@ -64,7 +65,7 @@ def make_planned(config: Config, corpus: Corpus, devices: Sequence[Any], *, cach
     else:
         costs = None
     plan = plan_for(config, model, lengths, devices, costs=costs, weights=_shares(sources.train, lengths))
-    return Planned(sources, model, plan, costs or default_calibration().costs(model))
+    return Planned(sources, model, plan, costs_of(plan, costs or default_calibration().costs(model)))
 
 
 def is_description(config: Config) -> bool:
