@@ -63,7 +63,7 @@ def check(mesh: Mesh, *, tie: bool, rows: int = 5, residual: bool = False, optio
     options = {**options, "tie": tie, "residual_from": 1 if residual else None}
     model = mp_lstm.language_model(**SIZES, **options, dtype=jnp.float64)
     rng, key = np.random.default_rng(rows), jax.random.key(KEY)
-    lengths, resets = rng.integers(0, 7, rows).tolist(), (rng.random(rows) < 0.5).tolist()
+    lengths, resets = [6, 0, 4, 5, 2, 3][:rows], (rng.random(rows) < 0.5).tolist()
     batch = random_batch(rng, 6, rows, lengths=lengths, weighted=True, resets=resets)
     params, carry, optimizer = random_params(model), random_carry(model, rows), examples.recorder()
     states = reference.lstm_states(carry)
@@ -84,7 +84,7 @@ def check(mesh: Mesh, *, tie: bool, rows: int = 5, residual: bool = False, optio
 @pytest.mark.parametrize(
     ("mesh", "tie", "cut"),
     [
-        (Mesh((2, 2), data=2), True, {"chunk": 2, "microbatches": 2}),
+        (Mesh((2, 2), data=2), True, {"chunk": 3, "microbatches": 1}),
         (Mesh((2, 2), model=2), True, {"chunk": 4, "microbatches": 3}),
         (Mesh((4,), data=2, model=2), False, {"chunk": 3, "microbatches": 2, "remat": "layer"}),
     ],
@@ -119,6 +119,7 @@ def test_any_mesh_equals_the_reference(float64: Float64, mesh: Mesh, rows: int, 
         check(mesh, rows=rows, microbatches=min(rows, microbatches), **case)
 
 
+@pytest.mark.slow
 def test_rounded_products(x64: None) -> None:
     """Each device rounds what one device rounds; what they add up is in float64."""
     model = mp_lstm.language_model(**SIZES, dropout=0.3, tie=True, products=jnp.bfloat16, dtype=jnp.float64)
@@ -144,7 +145,7 @@ def losses(mesh: Mesh, steps: int) -> list[float]:
 
 
 def test_some_steps_of_training() -> None:
-    np.testing.assert_allclose(losses(Mesh((2, 2), model=2), 4), losses(Mesh((4,)), 4), rtol=1e-5)
+    np.testing.assert_allclose(losses(Mesh((4,), model=2), 4), losses(Mesh((4,)), 4), rtol=1e-5)
 
 
 @pytest.mark.slow
