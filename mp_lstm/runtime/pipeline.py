@@ -399,9 +399,11 @@ class Pipeline:
         return [Batch(z := np.zeros((length, rows), np.int32), z, lengths=lengths) for length in self.plan.buckets]
 
     def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
-        init = jax.jit(functools.partial(optimizers.init, self._optimizer))
-        made = map(init, own)
-        states = [put(tree, parameters(tree, stage.sharding)) for tree, stage in zip(made, self.stages, strict=True)]
+        init = functools.partial(optimizers.init, self._optimizer)
+        states = [
+            jax.jit(init, out_shardings=parameters(jax.eval_shape(init, part), stage.sharding))(part)
+            for part, stage in zip(own, self.stages, strict=True)
+        ]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _walk(
