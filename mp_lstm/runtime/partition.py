@@ -63,7 +63,7 @@ def part_of(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 def over_parts(
     function: Callable[..., list[Any]], given: list[NamedSharding], made: list[NamedSharding]
 ) -> Callable[..., list[Any]]:
-    """A function of parts as one of whole arrays.
+    """Turns a function of parts into one of whole arrays.
 
     Args:
       function: of each device's parts; axes data and model have names in it.
