@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
-from mp_lstm.runtime.placement import DATA, MODEL, Tree, over_rows, own_part, parts_of, put
+from mp_lstm.runtime.placement import DATA, MODEL, Tree, computed, over_rows, own_part, parts_of, put
 from mp_lstm.runtime.stages import Stage
 
 NUMBERS_KEPT = 4096
@@ -76,7 +75,7 @@ class Constants:
         """The state of a stage's layers before the first step: of a micro-batch, or `whole`, as it is carried."""
         sharding = stage.sharding if whole else over_rows(stage.sharding)
         key = stage.number, "state", rows, sharding
-        return self._keep(key, lambda: _compute(sharding, lambda: stage.layer.init_state(rows)))
+        return self._keep(key, lambda: computed(lambda: stage.layer.init_state(rows), sharding))
 
     def zero_dstate(self, stage: Stage, rows: int) -> Tree:
         """The gradient of the state after the last step."""
@@ -84,7 +83,7 @@ class Constants:
         def zeros() -> Tree:
             return jax.tree.map(jnp.zeros_like, stage.layer.init_state(rows))
 
-        return self._keep((stage.number, "dstate", rows), lambda: _compute(over_rows(stage.sharding), zeros))
+        return self._keep((stage.number, "dstate", rows), lambda: computed(zeros, over_rows(stage.sharding)))
 
     def _keep(self, key: Any, make: Callable[[], Tree]) -> Tree:
         if key not in self._kept:
@@ -92,7 +91,3 @@ class Constants:
                 return make()
             self._kept[key] = make()
         return self._kept[key]
-
-
-def _compute(sharding: NamedSharding, function: Callable[[], Tree]) -> Tree:
-    return jax.jit(function, out_shardings=sharding)()

@@ -20,7 +20,7 @@ from mp_lstm.layers.model import ties_from_below
 from mp_lstm.runtime import average as averages
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.engine import Engine
-from mp_lstm.runtime.placement import parameters, transfer
+from mp_lstm.runtime.placement import transfer
 from mp_lstm.runtime.stages import Stage
 from mp_lstm.runtime.state import Metrics, StageState
 from mp_lstm.runtime.walk import Walk
@@ -100,7 +100,7 @@ def averages_of(engine: Engine, states: Sequence[StageState], *, compile_only: b
 def _copy(engine: Engine, owner: Stage, params: Params, borrower: Stage) -> Params:
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params))
     copied = engine.run(owner, "lend", None, _copied, (params,), compile_only=abstract)
-    return transfer(copied, parameters(copied, borrower.sharding))
+    return transfer(copied, borrower.sharding)
 
 
 def _copied(params: Params) -> Params:

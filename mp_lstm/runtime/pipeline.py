@@ -35,7 +35,7 @@ from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
-from mp_lstm.runtime.placement import Tree, parameters, put, structs, transfer
+from mp_lstm.runtime.placement import Tree, computed, put, structs, transfer
 from mp_lstm.runtime.stages import Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
@@ -79,10 +79,7 @@ class Pipeline:
           InputError: the key is none that `jax.random.key` made.
         """
         check_key(key)
-        own = tuple(
-            jax.jit(stage.init, out_shardings=lie)(put(key, stage.sharding))
-            for stage, lie in zip(self.stages, self._lie, strict=True)
-        )
+        own = tuple(computed(stage.init, stage.sharding, put(key, stage.sharding)) for stage in self.stages)
         return self._state(own, key)
 
     def load(self, params: Params, *, key: Key[Array, ""] | None = None) -> State:
@@ -107,8 +104,7 @@ class Pipeline:
                     f"{name}: {jax.tree_util.keystr(path[1:])} has shape {np.shape(got)}, {want.shape} is wanted"
                 )
         copies = jax.tree.map(lambda want, got: np.array(got, want.dtype), wanted, params)
-        parts = (copies[stage.rows.start : stage.rows.stop] for stage in self.stages)
-        own = tuple(map(put, parts, self._lie))
+        own = tuple(put(copies[stage.rows.start : stage.rows.stop], stage.sharding) for stage in self.stages)
         return self._state(own, key)
 
     def params(self, state: State, which: str = "last") -> Params:
@@ -309,13 +305,6 @@ class Pipeline:
         )
 
     @functools.cached_property
-    def _lie(self) -> tuple[Tree, ...]:
-        """The shardings of each stage's parameters."""
-        return tuple(
-            parameters(self._shapes[stage.rows.start : stage.rows.stop], stage.sharding) for stage in self.stages
-        )
-
-    @functools.cached_property
     def _shapes(self) -> Params:
         """Structs of the model's parameters, one entry a row."""
         return jax.eval_shape(self.model.init, jax.random.key(0))
@@ -385,11 +374,9 @@ class Pipeline:
     def abstract_state(self) -> State:
         """Shapes, types and shardings of a state."""
         key = jax.random.key(0)
-        own = tuple(
-            structs(jax.eval_shape(stage.init, key), lie) for stage, lie in zip(self.stages, self._lie, strict=True)
-        )
+        own = tuple(structs(jax.eval_shape(stage.init, key), stage.sharding) for stage in self.stages)
         optimizer = [jax.eval_shape(functools.partial(optimizers.init, self._optimizer), part) for part in own]
-        states = [structs(tree, parameters(tree, s.sharding)) for tree, s in zip(optimizer, self.stages, strict=True)]
+        states = [structs(tree, stage.sharding) for tree, stage in zip(optimizer, self.stages, strict=True)]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _examples(self) -> list[Batch]:
@@ -400,10 +387,7 @@ class Pipeline:
 
     def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
         init = functools.partial(optimizers.init, self._optimizer)
-        states = [
-            jax.jit(init, out_shardings=parameters(jax.eval_shape(init, part), stage.sharding))(part)
-            for part, stage in zip(own, self.stages, strict=True)
-        ]
+        states = [computed(init, stage.sharding, part) for part, stage in zip(own, self.stages, strict=True)]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _walk(
@@ -458,9 +442,7 @@ class Pipeline:
 
         def by_stage(rows: Sequence[Tree]) -> tuple[Tree, ...]:
             parts = [tuple(rows[stage.rows.start : stage.rows.stop]) for stage in self.stages]
-            return tuple(
-                transfer(part, parameters(part, stage.sharding)) for part, stage in zip(parts, self.stages, strict=True)
-            )
+            return tuple(transfer(part, stage.sharding) for part, stage in zip(parts, self.stages, strict=True))
 
         own = by_stage(params)
         stages = tuple(map(StageState, own, by_stage(optimizer), lend_parameters(self._engine, own)))

@@ -15,6 +15,7 @@ Axis types are Auto: programs are written for one device, and either run as they
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,12 +91,12 @@ def parameters(tree: Tree, stage: NamedSharding, *, whole: bool = True) -> Tree:
     return map_with_axes(of, tree)
 
 
-def transfer(tree: Tree, sharding: Tree) -> Tree:
+def transfer(tree: Tree, sharding: NamedSharding) -> Tree:
     """Sends arrays to a stage. Structs of arrays are sent likewise, for a walk that only compiles.
 
     Args:
       tree: of arrays or structs.
-      sharding: of all of them, or a tree of one for each.
+      sharding: of all of them; where it is what the stage has whole, `parameters` come to lie in their parts.
     """
 
     def send(leaf: Any, sharding: NamedSharding) -> Any:
@@ -106,21 +107,28 @@ def transfer(tree: Tree, sharding: Tree) -> Tree:
     return jax.tree.map(send, tree, _for_each(tree, sharding))
 
 
-def put(tree: Tree, sharding: Tree) -> Tree:
+def put(tree: Tree, sharding: NamedSharding) -> Tree:
     """Places host arrays on a stage, as `transfer`. They may be aliased: never write to them again."""
     return jax.tree.map(jax.device_put, tree, _for_each(tree, sharding))
 
 
-def structs(tree: Tree, sharding: Tree = None) -> Tree:
-    """Shapes, types and shardings of a tree of arrays; with other shardings, as `transfer` takes them."""
+def computed(function: Callable[..., Tree], sharding: NamedSharding, *args: Tree) -> Tree:
+    """What a function gives, where `transfer` would send it; `args` are on the same devices."""
+    return jax.jit(function, out_shardings=_for_each(jax.eval_shape(function, *args), sharding))(*args)
 
-    def struct(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or leaf.sharding)
+
+def structs(tree: Tree, sharding: NamedSharding | None = None) -> Tree:
+    """Shapes, types and shardings of a tree of arrays; with other shardings, where `transfer` would send them."""
+
+    def struct(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     if sharding is None:
-        return jax.tree.map(lambda leaf: struct(leaf, None), tree)
+        return jax.tree.map(lambda leaf: struct(leaf, leaf.sharding), tree)
     return jax.tree.map(struct, tree, _for_each(tree, sharding))
 
 
-def _for_each(tree: Tree, sharding: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: sharding, tree) if isinstance(sharding, NamedSharding) else sharding
+def _for_each(tree: Tree, sharding: NamedSharding) -> Tree:
+    if sharding.num_devices > 1 and sharding.spec == PartitionSpec():
+        return parameters(tree, sharding)
+    return jax.tree.map(lambda leaf: sharding, tree)

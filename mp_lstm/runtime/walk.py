@@ -24,7 +24,7 @@ from mp_lstm.planning.schedule import Schedule, Task
 from mp_lstm.runtime import stages as stage_functions
 from mp_lstm.runtime.batches import PlacedBatch, PlacedWindow
 from mp_lstm.runtime.engine import Engine
-from mp_lstm.runtime.placement import Tree, over_steps, parameters, transfer
+from mp_lstm.runtime.placement import Tree, over_steps, transfer
 from mp_lstm.runtime.stages import Gradients, Stage, Unit
 from mp_lstm.runtime.state import StageState
 
@@ -268,7 +268,7 @@ class Walk:
             gradients = self.gradients_of(stage)
             for tie, debt in zip(ties_from_below(model, stage.rows), gradients.lent, strict=True):
                 owner = next(other for other in stages if tie.owner in other.rows)
-                self._add(owner, tie.owner - owner.rows.start, transfer(debt, parameters(debt, owner.sharding)))
+                self._add(owner, tie.owner - owner.rows.start, transfer(debt, owner.sharding))
             self.gradients[stage.number] = gradients._replace(lent=())
 
     def _add(self, stage: Stage, row: int, debt: Params) -> None:
