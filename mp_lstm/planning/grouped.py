@@ -3,8 +3,8 @@
 A simple model, and labelled as one. Each device does a task on its share of the rows. Rows that the vocabulary is part
 of (`DIVIDED`) do it on their share of that too: of parameters, of logits and of the time, but what goes in and comes
 out is whole. The others are done by all of a group that share rows, each for itself. After every W the gradients are
-added up over data: each device sends and takes 2 (data - 1) / data of their bytes. What the devices of a group wait for
-one another is left out.
+added up over data: each device sends and takes 2 (data - 1) / data of their bytes. Left out are what the devices of a
+group wait for one another, and the second gradient that each holds while it adds them up.
 """
 
 from __future__ import annotations
