@@ -134,7 +134,7 @@ def test_rounded_products(x64: None) -> None:
 
 def losses(mesh: Mesh, steps: int) -> list[float]:
     """Of a training with Adam and clipping, dropout on."""
-    model = mp_lstm.language_model(**SIZES, dropout=0.3)
+    model = mp_lstm.language_model(**SIZES | {"layers": sum(mesh.partition) - 2}, dropout=0.3)
     cut = {"chunk": 4, "microbatches": 1, "schedule": "wavefront", "batch_size": 5}
     pipe = pipeline(model, mesh, optimizer=optax.adam(0.02), options={"max_norm": 1.0}, **cut)
     rng, state, found = np.random.default_rng(0), pipe.init(jax.random.key(KEY)), []
@@ -145,7 +145,7 @@ def losses(mesh: Mesh, steps: int) -> list[float]:
 
 
 def test_some_steps_of_training() -> None:
-    np.testing.assert_allclose(losses(Mesh((4,), model=2), 4), losses(Mesh((4,)), 4), rtol=1e-5)
+    np.testing.assert_allclose(losses(Mesh((3,), model=2), 4), losses(Mesh((3,)), 4), rtol=1e-5)
 
 
 @pytest.mark.slow
