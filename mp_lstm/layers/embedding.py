@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 from mp_lstm.layers.base import Context, Layer
 from mp_lstm.layers.dropout import check_rate, keep_mask, kept_and_scaled, training_key
 from mp_lstm.layers.lstm import check_sizes
+from mp_lstm.layers.vocabulary import local_ids, sum_of_parts
 from mp_lstm.planning.costs import Cost
 
 
@@ -81,8 +82,14 @@ def embedding(
         words = keep_mask(training_key(name, ctx), ctx.counter, 0, 0, (1, 1, vocab), dropout)[0, 0]
         return words[tokens][:, :, None]
 
+    def look_up(table: Array, tokens: Array) -> Array:
+        size, _ = table.shape
+        if size == vocab:
+            return table[tokens]
+        return sum_of_parts(table.at[local_ids(tokens, size)].get(mode="fill", fill_value=0))
+
     def forward(params: EmbeddingParams, x: Array, state: tuple[()], ctx: Context) -> Any:
-        y, mask = params.table[x], kept(x, ctx)
+        y, mask = look_up(params.table, x), kept(x, ctx)
         return state, y if mask is None else kept_and_scaled(y, mask, dropout), Saved(x, mask)
 
     def backward(params: EmbeddingParams, saved: Saved, dy: Array, dstate: tuple[()], ctx: Context) -> Any:
@@ -90,7 +97,9 @@ def embedding(
         return None, dstate, Tape(saved.tokens, dy)
 
     def weight_gradient(params: EmbeddingParams, tape: Tape, ctx: Context) -> EmbeddingParams:
-        return EmbeddingParams(jnp.zeros((vocab, size), dtype).at[tape.tokens].add(tape.dy))
+        rows, _ = params.table.shape
+        tokens = tape.tokens if rows == vocab else local_ids(tape.tokens, rows)
+        return EmbeddingParams(jnp.zeros((rows, size), dtype).at[tokens].add(tape.dy))
 
     def cost(batch_size: int, time: int) -> Cost:
         rows = batch_size * time

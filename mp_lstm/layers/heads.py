@@ -32,6 +32,7 @@ from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.embedding import EmbeddingParams
 from mp_lstm.layers.lstm import check_sizes
 from mp_lstm.layers.products import prepared_bytes, product, product_from_left, product_over_rows, weighted_sum
+from mp_lstm.layers.vocabulary import largest_of_parts, local_ids, sum_of_parts
 from mp_lstm.planning.costs import Cost
 
 
@@ -120,9 +121,12 @@ def softmax_head(
 
     def forward(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Saved]:
         weights = jnp.ones(x.shape[:2], x.dtype) if ctx.weights is None else ctx.weights
-        loss, errors, scale = cross_entropy(logits_of(params, x), ctx.targets.reshape(-1), weights.reshape(-1))
+        logits = logits_of(params, x)
+        size = logits.shape[1]
+        of_logits = cross_entropy if size == vocab else cross_entropy_of_parts
+        loss, errors, scale = of_logits(logits, ctx.targets.reshape(-1), weights.reshape(-1))
         errors = errors if products is None else errors.astype(products)
-        return state, loss, Saved(x, errors.reshape((*x.shape[:2], vocab)), scale.reshape(x.shape[:2]))
+        return state, loss, Saved(x, errors.reshape((*x.shape[:2], size)), scale.reshape(x.shape[:2]))
 
     def backward(
         params: Any, saved: Saved, dy: Array, dstate: tuple[()], ctx: Context
@@ -130,6 +134,7 @@ def softmax_head(
         kernel, _ = kernel_and_bias(params)
         scale = saved.scale * dy
         dx = product_from_left(flat_rows(saved.errors), kernel, products, scale.dtype)
+        dx = dx if kernel.shape[1] == vocab else sum_of_parts(dx)
         dx = dx.reshape(saved.x.shape) * scale[:, :, None]
         return dx, dstate, Tape(saved.x * scale[:, :, None], scale, saved.errors)
 
@@ -197,6 +202,20 @@ def cross_entropy(
     total = exponentials.sum(axis=-1)
     losses = jnp.where(weights == 0, 0, weights * (jnp.log(total) + (top - picked)))
     errors = exponentials.at[jnp.arange(len(targets)), targets].add(-total, mode="clip", unique_indices=True)
+    return losses.sum(), errors, weights / total
+
+
+def cross_entropy_of_parts(
+    logits: Float[Array, "N V"], targets: Integer[Array, " N"], weights: Float[Array, " N"]
+) -> tuple[Float[Array, ""], Float[Array, "N V"], Float[Array, " N"]]:
+    """`cross_entropy` where the logits are those of a part of the vocabulary (`layers.vocabulary`)."""
+    weights = weights.astype(logits.dtype)
+    hit = local_ids(targets, logits.shape[1])[:, None] == jnp.arange(logits.shape[1])[None, :]
+    top = largest_of_parts(logits.max(axis=-1))
+    exponentials = jax.lax.optimization_barrier(jnp.exp(logits - top[:, None]))
+    total, picked = sum_of_parts((exponentials.sum(axis=-1), jnp.where(hit, logits, 0).sum(axis=-1)))
+    losses = jnp.where(weights == 0, 0, weights * (jnp.log(total) + (top - picked)))
+    errors = jnp.where(hit, exponentials - total[:, None], exponentials)
     return losses.sum(), errors, weights / total
 
 

@@ -8,6 +8,7 @@ from mp_lstm.planning.calibration import (
     default_calibration,
 )
 from mp_lstm.planning.costs import Cost, CostModel, RowMemory, Seconds
+from mp_lstm.planning.group import Group
 from mp_lstm.planning.make import make_plan
 from mp_lstm.planning.measured import MeasuredCosts
 from mp_lstm.planning.memory import StageMemory, peak_bytes
@@ -36,6 +37,7 @@ __all__ = [
     "CostModel",
     "DeviceRates",
     "Generator",
+    "Group",
     "LinkRates",
     "MeasuredCosts",
     "Plan",

@@ -17,6 +17,8 @@ import numpy as np
 from mp_lstm.errors import InputError
 from mp_lstm.planning.calibration import default_calibration
 from mp_lstm.planning.costs import Cost, CostModel
+from mp_lstm.planning.group import Group, group_shape, grouped
+from mp_lstm.planning.grouped import DIVIDED, GroupedCosts
 from mp_lstm.planning.partition import check_partition, check_stages
 from mp_lstm.planning.plan import BucketPlan, Plan, PlannedModel, Remat, Row
 from mp_lstm.planning.rating import Cuts, Problem
@@ -44,6 +46,9 @@ def make_plan(
     pins: Mapping[str | int, Any] | None = None,
     costs: CostModel | None = None,
     weights: Mapping[int, float] | None = None,
+    devices_per_stage: SupportsIndex | None = None,
+    data_parallel: SupportsIndex | None = None,
+    model_parallel: SupportsIndex = 1,
 ) -> Plan:
     """Plans how a model trains over devices. What is None is searched for, to make the predicted step time least.
 
@@ -51,7 +56,8 @@ def make_plan(
       model: has `rows`, the layers that can be placed.
       batch_size: rows of a batch.
       lengths: the buckets' lengths in time steps, in any order.
-      devices: one for each stage, in order; a device given twice holds two stages. Those beyond `stages` stay unused.
+      devices: one (or a group) for each stage, in order; given twice it holds two stages. Those beyond `stages` stay
+        unused.
       stages: number of stages; None: those of `partition`, else searched, at most one a device and a row. Without
         `costs` every device gets one: nominal costs are no ground to leave a device idle.
       partition: rows of each stage; None or "auto": searched.
@@ -63,6 +69,9 @@ def make_plan(
       pins: row's name or index -> the device it must be on.
       costs: of the model's tasks, measured or calibrated; None: each device is one core of a server CPU.
       weights: length -> how often it occurs; None: all equally often.
+      devices_per_stage: devices that work on a stage together, consecutive ones; None: what the next two need.
+      data_parallel: parts into which they divide the rows of a micro-batch; None: as many as there are devices for.
+      model_parallel: parts into which they divide the vocabulary: the embedding's rows, the head's columns.
 
     Returns:
       The plan. Equal arguments give equal plans; `plan.explain()` tells what it was chosen over.
@@ -87,11 +96,16 @@ def make_plan(
     """
     size = _positive("batch_size", batch_size)
     ordered = _check_lengths(lengths)
-    placed = _several("devices", devices, "devices=jax.devices()")
+    data, parts = group_shape(devices_per_stage, data_parallel, model_parallel)
+    placed = grouped(_several("devices", devices, "devices=jax.devices()"), data, parts)
+    kinds = [layer.kind for layer in model.rows]
+    _check_divided(kinds, parts)
     counts, sizes = _check_stages(len(model.rows), placed, stages, partition)
     cutting = _check_cutting(model, size, ordered, chunk, microbatches)
     named = _check_schedule(schedule, cutting)
     model_costs = default_calibration().costs(model) if costs is None else costs
+    if data * parts > 1 and placed:
+        model_costs = GroupedCosts(model_costs, kinds, placed)
     problem = Problem(
         plan=Plan(
             _rows(model, size, ordered[-1]), (), placed, size, {}, "", _check_remat(remat)[0], label=model_costs.label
@@ -107,7 +121,7 @@ def make_plan(
         allowed=_check_pins(pins, model, placed),
         every=costs is None,
     )
-    problem = replace(problem, cuts=_Cuts(size, ordered, cutting, schedule is not None, problem.checks_memory))
+    problem = replace(problem, cuts=_Cuts(size, ordered, cutting, data, problem.checks_memory))
     by_hand = _by_hand(problem)
     if by_hand is not None:
         return by_hand
@@ -124,7 +138,7 @@ class _Cuts(NamedTuple):
     batch_size: int
     lengths: tuple[int, ...]
     cutting: _Cutting
-    schedule_fixed: bool
+    data: int  # parts of a micro-batch's rows
     memory_matters: bool
 
     def __call__(self, stages: int, schedule: str) -> Cuts:
@@ -145,7 +159,9 @@ class _Cuts(NamedTuple):
         fixed = self.cutting.chunk
         steps = [min(fixed, length)] if fixed is not None else [-(-length // n) for n in chunks if n <= length]
         options = {
-            BucketPlan(length, step, -(-length // step), number, -(-self.batch_size // number))
+            BucketPlan(
+                length, step, -(-length // step), number, -(-self.batch_size // (number * self.data)) * self.data
+            )
             for step in steps
             for number in slices
             if number <= self.batch_size
@@ -267,10 +283,19 @@ def _check_stages(
         tried = range(1, most + 1) if most <= MOST_COUNTS else (2**k for k in range(most.bit_length()))
         return tuple(dict.fromkeys([*tried, most])), None
     if count > len(devices):
+        what, one = ("groups of devices", "group") if isinstance(devices[0], Group) else ("devices", "device")
         raise InputError(
-            f"{count} stages for {len(devices)} devices: pass one device for each stage, a device may be there twice"
+            f"{count} stages for {len(devices)} {what}: pass one {one} for each stage, a {one} may be there twice"
         )
     return (count,), sizes
+
+
+def _check_divided(kinds: Sequence[str], parts: int) -> None:
+    if parts > 1 and not any(kind in DIVIDED for kind in kinds):
+        raise InputError(
+            f"model_parallel is {parts}, but no row has a vocabulary ({' or '.join(DIVIDED)}): leave it out, use "
+            "data_parallel"
+        )
 
 
 def _check_schedule(schedule: str | Generator | None, cutting: _Cutting) -> dict[str, Generator]:

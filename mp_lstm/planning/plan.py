@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mp_lstm.errors import InputError
 from mp_lstm.planning.explain import Choice, alternatives_table, bucket_table, placement_table
+from mp_lstm.planning.group import Group, shape
 from mp_lstm.planning.schedule import Schedule, validate
 from mp_lstm.planning.schedules import SCHEDULES, Generator
 
@@ -90,7 +91,7 @@ class Plan:
     Args:
       rows: the model's placement rows.
       partition: number of rows of each stage.
-      devices: device of each stage; stages may share one.
+      devices: device of each stage, or `Group` of devices; stages may share one.
       batch_size: rows of a batch.
       buckets: by length, in increasing order.
       schedule_name: of the schedule.
@@ -192,7 +193,14 @@ class Plan:
 
     def __str__(self) -> str:
         recomputed = "" if self.remat == "none" else f"\n\nremat: B recomputes F, by {self.remat}"
-        return f"{placement_table(self)}\n\n{bucket_table(self)}{recomputed}"
+        return f"{placement_table(self)}\n\n{bucket_table(self)}{self._mesh()}{recomputed}"
+
+    def _mesh(self) -> str:
+        """How the devices of a stage share its work, where there are several."""
+        if not isinstance(self.devices[0], Group):
+            return ""
+        data, model = shape(self.devices[0])
+        return f"\n\nmesh of each stage: data {data} (parts of the rows), model {model} (parts of the vocabulary)"
 
 
 def row_splits(batch_size: int, microbatches: int) -> tuple[tuple[int, int], ...]:

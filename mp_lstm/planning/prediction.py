@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mp_lstm.errors import InputError
 from mp_lstm.planning.costs import STATE_BYTES, CostModel, Kind, RowMemory, Seconds
+from mp_lstm.planning.grouped import costs_of
 from mp_lstm.planning.memory import StageMemory, peak_bytes
 from mp_lstm.planning.schedule import Task
 from mp_lstm.planning.simulate import Timeline, simulate
@@ -50,6 +51,7 @@ def predict(plan: Plan, model: PlannedModel, costs: CostModel, length: int) -> T
       30.5 ms
     """
     check_model(plan, model)
+    costs = costs_of(plan, costs)
     schedule = plan.schedule((length,))
     bucket = plan.buckets[length]
     times = [stage_seconds(plan, costs, bucket, stage) for stage in range(len(plan.partition))]
@@ -94,6 +96,7 @@ def predicted_memory(plan: Plan, model: PlannedModel, costs: CostModel) -> dict[
       {0: 20000000, 1: 20000000}
     """
     check_model(plan, model)
+    costs = costs_of(plan, costs)
     peaks: dict[int, int] = dict.fromkeys(sorted(set(plan.device_indices)), 0)
     for length, bucket in plan.buckets.items():
         held = [stage_memory(costs, indices, bucket, plan.remat) for indices in plan.stages]

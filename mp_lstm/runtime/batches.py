@@ -22,7 +22,7 @@ from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.checks import checked, step_shape
 from mp_lstm.layers.model import Model
 from mp_lstm.planning.plan import BucketPlan, Plan, row_splits
-from mp_lstm.runtime.placement import Tree, put
+from mp_lstm.runtime.placement import Tree, over_rows, over_steps, put
 from mp_lstm.runtime.stages import Stage
 
 
@@ -104,7 +104,7 @@ def _pad(plan: Plan, batch: Batch, dtype: Any) -> tuple[BucketPlan, Batch]:
         )
     bucket = plan.bucket_for(time)
     add_time, add_rows = bucket.chunk * bucket.chunks - time, plan.batch_size - rows
-    uneven = plan.batch_size % bucket.microbatches != 0
+    uneven = bucket.rows_per_microbatch * bucket.microbatches != plan.batch_size
     lengths = batch.lengths
     if lengths is None and (add_time or add_rows or uneven):
         lengths = np.full(rows, time, np.int32)
@@ -150,7 +150,7 @@ def _place(plan: Plan, stages: Sequence[Stage], bucket: BucketPlan, batch: Batch
                     piece = np.pad(piece, [(0, 0), (0, size - (last - first))] + [(0, 0)] * (leaf.ndim - 2))
                 return np.array(piece)  # a copy: the device may alias it for as long as it likes
 
-            return put(jax.tree.map(part, tree), stage.sharding)
+            return put(jax.tree.map(part, tree), over_steps(stage.sharding))
 
         return [[unit(*split, chunk) for chunk in range(bucket.chunks)] for split in splits]
 
@@ -158,7 +158,7 @@ def _place(plan: Plan, stages: Sequence[Stage], bucket: BucketPlan, batch: Batch
         if batch.lengths is None:
             return [None] * len(splits)
         pieces = [np.pad(batch.lengths[first:last], (0, size - (last - first))) for first, last in splits]
-        return [put(piece, stage.sharding) for piece in pieces]
+        return [put(piece, over_rows(stage.sharding)) for piece in pieces]
 
     structure = (
         jax.tree.structure(batch._replace(resets=None)),

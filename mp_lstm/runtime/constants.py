@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mp_lstm.runtime.placement import Tree, put
+from mp_lstm.runtime.placement import DATA, MODEL, Tree, computed, over_rows, own_part, parts_of, put
 from mp_lstm.runtime.stages import Stage
 
 NUMBERS_KEPT = 4096
@@ -53,9 +53,29 @@ class Constants:
             kept = self._kept[stage.number, "key"] = (key, jax.device_put(key, stage.sharding))
         return kept[1]
 
-    def initial_state(self, stage: Stage, rows: int) -> Tree:
-        """The state of a stage's layers before the first step."""
-        return self._keep((stage.number, "state", rows), lambda: _compute(stage, lambda: stage.layer.init_state(rows)))
+    def first_row(self, stage: Stage, row: int, rows: int) -> jax.Array:
+        """The batch row at which a micro-batch begins; on a group of devices, that at which each one's own part does.
+
+        Args:
+          stage: on whose devices.
+          row: first of the micro-batch.
+          rows: of the micro-batch.
+        """
+        if stage.sharding.mesh.size == 1:
+            return self.number(stage, row)
+        data, model = (parts_of(stage.sharding, axis) for axis in (DATA, MODEL))
+
+        def make() -> jax.Array:
+            firsts = row + np.arange(data, dtype=np.int32).repeat(model) * (rows // data)
+            return put(firsts, own_part(stage.sharding))
+
+        return self._keep((stage.number, "row", row, rows), make)
+
+    def initial_state(self, stage: Stage, rows: int, *, whole: bool = False) -> Tree:
+        """The state of a stage's layers before the first step: of a micro-batch, or `whole`, as it is carried."""
+        sharding = stage.sharding if whole else over_rows(stage.sharding)
+        key = stage.number, "state", rows, sharding
+        return self._keep(key, lambda: computed(lambda: stage.layer.init_state(rows), sharding))
 
     def zero_dstate(self, stage: Stage, rows: int) -> Tree:
         """The gradient of the state after the last step."""
@@ -63,7 +83,7 @@ class Constants:
         def zeros() -> Tree:
             return jax.tree.map(jnp.zeros_like, stage.layer.init_state(rows))
 
-        return self._keep((stage.number, "dstate", rows), lambda: _compute(stage, zeros))
+        return self._keep((stage.number, "dstate", rows), lambda: computed(zeros, over_rows(stage.sharding)))
 
     def _keep(self, key: Any, make: Callable[[], Tree]) -> Tree:
         if key not in self._kept:
@@ -71,7 +91,3 @@ class Constants:
                 return make()
             self._kept[key] = make()
         return self._kept[key]
-
-
-def _compute(stage: Stage, function: Callable[[], Tree]) -> Tree:
-    return jax.jit(function, out_shardings=stage.sharding)()

@@ -10,7 +10,7 @@ Averages of parameters are started and taken here too: like U, they are programs
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,7 @@ def finish(
     engine, window = walk.engine, walk.window
     run, last = functools.partial(engine.run, compile_only=compile_only), engine.stages[-1]
     squares = [
-        run(stage, "square_norm", None, optimizers.square_norm, (walk.gradients_of(stage).own,))
-        for stage in engine.stages
+        run(stage, "square_norm", None, _square_norm(stage), (walk.gradients_of(stage).own,)) for stage in engine.stages
     ]
     squares = tuple(transfer(square, last.sharding) for square in squares)
     args = (squares, window.denominators[-1], walk.total, window.weight_scalar)
@@ -58,6 +57,10 @@ def finish(
         optimizer.append(state)
     metrics = Metrics(loss, window.weight, window.tokens, norm, squares)
     return tuple(map(StageState, own, optimizer, lend_parameters(engine, own))), metrics
+
+
+def _square_norm(stage: Stage) -> Callable[[Params], jax.Array]:
+    return functools.partial(optimizers.square_norm, flat=stage.sharding.num_devices == 1)
 
 
 def lend_parameters(engine: Engine, own: Sequence[Params]) -> list[tuple[Params, ...]]:

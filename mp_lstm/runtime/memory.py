@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from mp_lstm.planning.group import members
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.pipeline import Pipeline, Window
 from mp_lstm.runtime.placement import Tree
@@ -134,7 +135,7 @@ def live_bytes(pipe: Pipeline, state: State, window: Window) -> tuple[State, dic
       window: as `Pipeline.step` takes it.
 
     Returns:
-      The state after the step, and bytes by device index (`plan.device_indices`).
+      The state after the step, and bytes by device index (`plan.device_indices`), of a group's fullest device.
 
     Example:
       >>> import jax, mp_lstm, numpy as np, optax
@@ -152,7 +153,11 @@ def live_bytes(pipe: Pipeline, state: State, window: Window) -> tuple[State, dic
     # Held until the end, so that no array of the step gets the identity of one of them.
     strangers = [array for array in jax.live_arrays() if id(array) not in mine]
     excluded = set(map(id, strangers))
-    indices = dict(zip((str(device) for device in pipe.plan.devices), pipe.plan.device_indices, strict=True))
+    indices = {
+        str(device): index
+        for place, index in zip(pipe.plan.devices, pipe.plan.device_indices, strict=True)
+        for device in members(place)
+    }
     temporaries: dict[ProgramKey, int] = {}
     peaks = dict.fromkeys(sorted(set(indices.values())), 0)
 
@@ -174,8 +179,9 @@ def live_bytes(pipe: Pipeline, state: State, window: Window) -> tuple[State, dic
 def _held(excluded: set[int]) -> dict[str, int]:
     """Bytes alive on each device, by its name; two arrays in one place of memory are there once."""
     held: dict[str, dict[int, int]] = {}
-    for array in jax.live_arrays():
-        if id(array) not in excluded:
-            (device,) = array.devices()
-            held.setdefault(str(device), {})[array.unsafe_buffer_pointer()] = array.nbytes
+    for array in [array for array in jax.live_arrays() if id(array) not in excluded]:
+        parts = [array] if len(array.devices()) == 1 else [shard.data for shard in array.addressable_shards]
+        for part in parts:
+            (device,) = part.devices()
+            held.setdefault(str(device), {})[part.unsafe_buffer_pointer()] = part.nbytes
     return {name: sum(places.values()) for name, places in held.items()}

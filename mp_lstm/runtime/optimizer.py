@@ -78,10 +78,16 @@ def init(optimizer: optax.GradientTransformation, params: Params) -> OptimizerSt
     return tuple(optimizer.init(row) for row in params)
 
 
-def square_norm(gradients: Params) -> Float[Array, ""]:
-    """Sum of squares of a stage's gradients; what is shared counts once, with its owner."""
+def square_norm(gradients: Params, *, flat: bool = True) -> Float[Array, ""]:
+    """Sum of squares of a stage's gradients; what is shared counts once, with its owner.
+
+    Args:
+      gradients: of the stage's rows; on several devices each value counts once, wherever it lies.
+      flat: take leaves as vectors, whose product one device has soonest. Leaves in parts would be gathered for it.
+    """
     leaves = jax.tree.leaves(gradients)
-    return sum((jnp.vdot(leaf, leaf) for leaf in leaves), jnp.zeros((), _dtype(leaves)))
+    squares = (jnp.vdot(leaf, leaf) if flat else jnp.square(leaf).sum() for leaf in leaves)
+    return sum(squares, jnp.zeros((), _dtype(leaves)))
 
 
 def _dtype(leaves: list[Array]) -> Any:

@@ -28,13 +28,14 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.checks import checked
+from mp_lstm.layers.model import reset_rows
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import average as averages
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
-from mp_lstm.runtime.placement import Tree, put, structs, transfer
+from mp_lstm.runtime.placement import Tree, computed, put, structs, transfer
 from mp_lstm.runtime.stages import Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
@@ -78,9 +79,7 @@ class Pipeline:
           InputError: the key is none that `jax.random.key` made.
         """
         check_key(key)
-        own = tuple(
-            jax.jit(stage.init, out_shardings=stage.sharding)(put(key, stage.sharding)) for stage in self.stages
-        )
+        own = tuple(computed(stage.init, stage.sharding, put(key, stage.sharding)) for stage in self.stages)
         return self._state(own, key)
 
     def load(self, params: Params, *, key: Key[Array, ""] | None = None) -> State:
@@ -254,7 +253,7 @@ class Pipeline:
         shape = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(inputs))
         constants, after = self._engine.constants, []
         if carry is None:
-            carry = [constants.initial_state(stage, rows) for stage in self.stages]
+            carry = [constants.initial_state(stage, rows, whole=True) for stage in self.stages]
         elif resets is not None and np.any(resets):
             carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
         x = put(inputs, self.stages[0].sharding)
@@ -268,11 +267,9 @@ class Pipeline:
         """A stage's carry with the initial state in some rows."""
         if not jax.tree.leaves(carried):
             return carried
-        whole = ((0, len(resets)),)
-        initial = self._engine.constants.initial_state(stage, len(resets))
-        args = (carried, put(np.asarray(resets, bool), stage.sharding), initial)
-        (fresh,) = self._engine.run(stage, "split", whole, functools.partial(stage.split, splits=whole), args)
-        return fresh
+        initial = self._engine.constants.initial_state(stage, len(resets), whole=True)
+        args = (put(np.asarray(resets, bool), stage.sharding), initial, carried)
+        return self._engine.run(stage, "reset", len(resets), reset_rows, args)
 
     def verify(self, state: State, window: Batch | Sequence[Batch]) -> Certificate:
         """Compares the pipeline's gradient, and every row's own backward, with JAX's derivative on one device.
@@ -389,8 +386,8 @@ class Pipeline:
         return [Batch(z := np.zeros((length, rows), np.int32), z, lengths=lengths) for length in self.plan.buckets]
 
     def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
-        init = jax.jit(functools.partial(optimizers.init, self._optimizer))
-        states = [put(init(part), stage.sharding) for part, stage in zip(own, self.stages, strict=True)]
+        init = functools.partial(optimizers.init, self._optimizer)
+        states = [computed(init, stage.sharding, part) for part, stage in zip(own, self.stages, strict=True)]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _walk(

@@ -1,6 +1,6 @@
 """Ahead-of-time compilation, and the cache of compiled programs by bucket.
 
-A compiled program is pinned to its stage's device and to its shapes: anything else raises, so that no transfer and no
+A compiled program is pinned to its stage's devices and to its shapes: anything else raises, so that no transfer and no
 recompilation can slip in. It does not return what it was given, nor the same value twice: saved activations that are
 inputs, or outputs too, are put back by the host, which saves their copies.
 """
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
 
 from mp_lstm.runtime.compiler import compiler_options
+from mp_lstm.runtime.partition import ON_PARTS, axis_sizes, over_parts, part_of, result_shardings, stage_of
 from mp_lstm.runtime.placement import Tree, structs
 
 
@@ -24,6 +26,63 @@ class ProgramKey(NamedTuple):
     stage: int
     phase: str
     shape: Hashable
+
+
+class Traced(NamedTuple):
+    """A program that is not yet compiled.
+
+    Args:
+      function: leaves of the arguments -> what is computed.
+      leaves: structs of the arguments' leaves; donated: positions of those whose memory the results may take.
+      shardings: of what is computed.
+      jaxpr: what a device runs.
+      sources: of each result, as `_sources` has them.
+      results: structs of what a call returns.
+    """
+
+    function: Callable[..., list[Any]]
+    leaves: list[jax.ShapeDtypeStruct]
+    donated: set[int]
+    shardings: list[NamedSharding]
+    jaxpr: Any
+    sources: list[tuple[bool, int]]
+    results: Tree
+
+
+def traced(function: Callable[..., Tree], args: tuple[Tree, ...], donate: tuple[int, ...], phase: str) -> Traced:
+    """Traces a function for a stage's devices; arguments as of `Program`."""
+    args = structs(args)
+    leaves, in_tree = jax.tree.flatten(args)
+    donated = _leaf_positions(args, donate)
+    stage = stage_of(leaves[0])
+    on_parts = phase in ON_PARTS and stage.num_devices > 1
+    trees: list[Any] = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        results, tree = jax.tree.flatten(function(*jax.tree.unflatten(in_tree, leaves)))
+        trees.append(tree)
+        return results
+
+    trace = jax.make_jaxpr(flat, axis_env=axis_sizes(stage) if on_parts else None)
+    closed = trace(*map(part_of, leaves) if on_parts else leaves)
+    sources, computed = _sources(closed.jaxpr, donated)
+    evaluate = jaxpr_as_fun(closed)
+
+    def fresh(*leaves: Any) -> list[Any]:
+        results = evaluate(*leaves)
+        return [results[i] for i in computed]
+
+    shardings = result_shardings(phase, jax.tree.unflatten(trees[-1], closed.out_avals), stage)
+    shardings, avals = [shardings[i] for i in computed], [closed.out_avals[i] for i in computed]
+    if on_parts:
+        fresh = over_parts(fresh, [leaf.sharding for leaf in leaves], shardings)
+        avals = jax.eval_shape(fresh, *leaves)
+    made = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+        for aval, sharding in zip(avals, shardings, strict=True)
+    ]
+    results = [leaves[i] if given else made[i] for given, i in sources]
+    return Traced(fresh, leaves, donated, shardings, closed.jaxpr, sources, jax.tree.unflatten(trees[-1], results))
 
 
 class Program:
@@ -45,36 +104,15 @@ class Program:
         donate: tuple[int, ...] = (),
         phase: str = "",
     ):
-        args = structs(args)
-        leaves, in_tree = jax.tree.flatten(args)
-        donated = _leaf_positions(args, donate)
         began = time.perf_counter()
-        trees: list[Any] = []
-
-        def flat(*leaves: Any) -> list[Any]:
-            results, tree = jax.tree.flatten(function(*jax.tree.unflatten(in_tree, leaves)))
-            trees.append(tree)
-            return results
-
-        closed = jax.make_jaxpr(flat)(*leaves)
-        self._out_tree = trees[-1]
-        self._sources, computed = _sources(closed.jaxpr, donated)
-        evaluate = jaxpr_as_fun(closed)
-
-        def fresh(*leaves: Any) -> list[Any]:
-            results = evaluate(*leaves)
-            return [results[i] for i in computed]
-
-        fresh.__name__ = fresh.__qualname__ = name
-        sharding = leaves[0].sharding
-        (device, *_) = sharding.device_set
-        options = compiler_options(phase, device, closed.jaxpr)
-        jitted = jax.jit(fresh, donate_argnums=sorted(donated), out_shardings=sharding)
-        self._compiled = jitted.lower(*leaves).compile(compiler_options=options)
-        self._results = [
-            leaves[i] if given else jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-            for (given, i), aval in zip(self._sources, closed.out_avals, strict=True)
-        ]
+        trace = traced(function, args, donate, phase)
+        trace.function.__name__ = trace.function.__qualname__ = name
+        (device, *_) = trace.leaves[0].sharding.device_set
+        options = compiler_options(phase, device, trace.jaxpr)
+        jitted = jax.jit(trace.function, donate_argnums=sorted(trace.donated), out_shardings=trace.shardings)
+        self._compiled = jitted.lower(*trace.leaves).compile(compiler_options=options)
+        self._sources, self._results = trace.sources, trace.results
+        self._out_tree = jax.tree.structure(trace.results)
         self.name = name
         self.seconds = time.perf_counter() - began
 
@@ -86,7 +124,7 @@ class Program:
 
     def results(self) -> Tree:
         """Structs of what a call returns."""
-        return jax.tree.unflatten(self._out_tree, self._results)
+        return self._results
 
     def memory(self) -> Any:
         """XLA's account of the program's memory: bytes of arguments, outputs, temporaries."""

@@ -10,7 +10,7 @@
 `own` are the parameters of the stage's rows, `lent` those of ties from other stages; where a layer prepares its
 parameters (`Layer.prepare`), what F, B and evaluation are given as `own` are those, and `lent` is None. The last
 stage's y is the loss summed over the units so far: `total` goes in and comes out. `time` is static: the steps of the
-unit, or of the joined chunks.
+unit, or of the joined chunks. On a group of devices these functions see a device's part of each array (`partition`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from mp_lstm.layers.base import (
 )
 from mp_lstm.layers.model import Model, lend, reset_rows, settle
 from mp_lstm.layers.remat import chain_with
+from mp_lstm.layers.sharding import check_parts
 from mp_lstm.runtime import optimizer as optimizers
-from mp_lstm.runtime.placement import Tree, stage_sharding
+from mp_lstm.runtime.placement import DATA, MODEL, Tree, parts_of, stage_sharding
 
 
 class Unit(NamedTuple):
@@ -47,7 +48,7 @@ class Unit(NamedTuple):
     Args:
       key: training's key.
       counter: number of the batch.
-      start, row: first time step and first batch row.
+      start, row: first time step and first batch row, of a device's own rows where several share a micro-batch.
       lengths: [B] real steps of the micro-batch's rows, counted from the batch's first step; None: all.
       targets, weights: of the unit's steps.
     """
@@ -106,18 +107,25 @@ def make_stage(
     model: Model,
     index: int,
     rows: range,
-    device: Any,
+    place: Any,
     optimizer: optax.GradientTransformation,
     *,
     max_norm: float | None,
     remat: str = "none",
 ) -> Stage:
-    """Builds stage `index` from consecutive rows of a model, on one device."""
+    """Builds stage `index` from consecutive rows of a model, on a device or a group of them."""
     layer = chain_with(remat, model.rows[rows.start : rows.stop], first=rows.start)
     is_last = rows.stop == len(model.rows)
+    sharding = stage_sharding(place)
+    parts = parts_of(sharding, DATA)
+    check_parts(model.rows[rows.start : rows.stop], parts_of(sharding, MODEL))
 
     def time_of(x: Tree) -> int:
         return jax.tree.leaves(x)[0].shape[0]
+
+    def summed_over_rows(tree: Tree) -> Tree:
+        """Sums of what each device has found for its rows of a micro-batch."""
+        return tree if parts == 1 else jax.lax.psum(tree, DATA)
 
     def prepare(own: Params, lent: Tree) -> Params:
         assert layer.prepare is not None, "called where there is something to prepare"
@@ -129,7 +137,7 @@ def make_stage(
     def forward(own: Params, lent: Tree | None, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
         ctx = context(unit, time_of(x), train=True)
         state, y, saved = layer.forward(borrowing(own, lent), x, state, ctx)
-        return state, y if total is None else total + y, saved
+        return state, y if total is None else total + summed_over_rows(y), saved
 
     def backward(
         own: Params, lent: Tree | None, saved: Tree, dy: Tree, dstate: Tree, unit: Unit, summed: Tree, *, time: int
@@ -152,19 +160,19 @@ def make_stage(
     ) -> Gradients:
         tape = merge_tape(layer.join, join_time(timed), summed)
         gradients = layer.weight_gradient(lend(model, rows, own, lent), tape, context(unit, time, train=True))
-        gradients = Gradients(*settle(model, rows, gradients))
+        gradients = summed_over_rows(Gradients(*settle(model, rows, gradients)))
         return jax.tree.map(jnp.copy, gradients) if so_far is None else jax.tree.map(jnp.add, so_far, gradients)
 
     def evaluate(own: Params, lent: Tree | None, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
         state, y, _ = layer.forward(borrowing(own, lent), x, state, context(unit, time_of(x), train=False))
-        return state, y if total is None else total + y
+        return state, y if total is None else total + summed_over_rows(y)
 
     def infer(own: Params, lent: Tree, x: Tree, state: Tree, unit: Unit) -> Tree:
         return layer.infer(lend(model, rows, own, lent), x, state, context(unit, time_of(x), train=False))
 
     def split(carry: Tree, resets: Array, initial: Tree, splits: tuple[tuple[int, int], ...]) -> Tree:
         """The state of each micro-batch before a batch: the carried one, rows that reset and padding rows aside."""
-        size = max(last - first for first, last in splits)
+        size = -(-max(last - first for first, last in splits) // parts) * parts
         whole = reset_rows(resets, initial, carry)
         return tuple(jax.tree.map(functools.partial(_piece, rows=rows, size=size), whole) for rows in splits)
 
@@ -174,7 +182,7 @@ def make_stage(
     return Stage(
         number=index,
         rows=rows,
-        sharding=stage_sharding(device),
+        sharding=sharding,
         layer=layer,
         is_last=is_last,
         init=layer.init,

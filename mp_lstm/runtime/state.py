@@ -70,9 +70,21 @@ def check_state(state: Any, stages: Sequence[Stage], params: Params) -> None:
                     "the state is used up, a step took its memory: go on with the state that step returned, or make "
                     "the pipeline with donate=False"
                 )
-            if leaf.sharding.device_set != stage.sharding.device_set:
-                got, there = (sorted(map(str, s.device_set)) for s in (leaf.sharding, stage.sharding))
+            if not _same_place(leaf.sharding, stage.sharding):
+                got, there = map(_arrangement, (leaf.sharding, stage.sharding))
                 raise InputError(f"the state has stage {stage.number} on {got}, the pipeline on {there}: {remedy}")
+
+
+def _same_place(a: Any, b: Any) -> bool:
+    """Whether two shardings are of the same devices, and these arranged alike."""
+    return a.device_set == b.device_set and (a.num_devices == 1 or a.mesh == b.mesh)
+
+
+def _arrangement(sharding: Any) -> str:
+    """The devices of an array, and how they are arranged where there are several."""
+    if sharding.num_devices == 1:
+        return str(list(map(str, sharding.device_set)))
+    return f"{list(map(str, sharding.mesh.devices.flat))} as {dict(sharding.mesh.shape)}"
 
 
 def check_key(key: Any) -> None:

@@ -24,7 +24,7 @@ from mp_lstm.planning.schedule import Schedule, Task
 from mp_lstm.runtime import stages as stage_functions
 from mp_lstm.runtime.batches import PlacedBatch, PlacedWindow
 from mp_lstm.runtime.engine import Engine
-from mp_lstm.runtime.placement import Tree, transfer
+from mp_lstm.runtime.placement import Tree, over_steps, transfer
 from mp_lstm.runtime.stages import Gradients, Stage, Unit
 from mp_lstm.runtime.state import StageState
 
@@ -113,7 +113,7 @@ class Walk:
             if stage.is_last:
                 self.total = y
             else:
-                self._arriving["F", s + 1, unit] = transfer(y, self.engine.stages[s + 1].sharding)
+                self._arriving["F", s + 1, unit] = transfer(y, over_steps(self.engine.stages[s + 1].sharding))
             if unit.chunk == batch.bucket.chunks - 1 and m == len(batch.splits) - 1:
                 self._end(stage, k)
 
@@ -145,7 +145,7 @@ class Walk:
         if unit.chunk > 0:
             self._dstates[place] = dstate
         if s > 0 and dx is not None:
-            self._arriving["B", s - 1, unit] = transfer(dx, self.engine.stages[s - 1].sharding)
+            self._arriving["B", s - 1, unit] = transfer(dx, over_steps(self.engine.stages[s - 1].sharding))
 
     def _weight_gradient(self, task: Task) -> None:
         s, microbatch = task.stage, task.units[0].microbatch
@@ -210,7 +210,7 @@ class Walk:
             key=self._keys[stage.number],
             counter=self._counters[k][stage.number],
             start=constants.number(stage, chunk * batch.bucket.chunk),
-            row=constants.number(stage, batch.splits[m][0]),
+            row=constants.first_row(stage, batch.splits[m][0], batch.shape.rows),
             lengths=batch.lengths[stage.number][m],
             targets=batch.targets[m][chunk] if stage.is_last else None,
             weights=batch.weights[m][chunk] if stage.is_last else None,
@@ -224,7 +224,7 @@ class Walk:
             pieces = [self.engine.constants.initial_state(stage, batch.shape.rows)] * len(batch.splits)
         else:
             rows = batch.splits[-1][1]
-            initial = self.engine.constants.initial_state(stage, rows)
+            initial = self.engine.constants.initial_state(stage, rows, whole=True)
             args = (initial if self.carry[s] is None else self.carry[s], batch.resets[s], initial)
             function = functools.partial(stage.split, splits=batch.splits)
             pieces = self._call_carry(stage, "split", batch, function, args)

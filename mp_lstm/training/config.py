@@ -6,6 +6,8 @@ Each step is strict: an unknown name, a wrong type or a value out of range is an
 defaults are those of configs/austen.toml, the demo. TOML has no null, so a file says "none" where a field is None.
 
 What only shows with the corpus or the devices at hand (a partition that does not add up, say) is left to `build`.
+
+It is over 400 lines so that every field and its range are on one page.
 """
 
 from __future__ import annotations
@@ -98,8 +100,14 @@ class ModelConfig:
 class PipelineConfig:
     """Which layers live on which device, and how a batch flows through them."""
 
-    # Number of stages; auto: those of the partition, else one for each device.
+    # Number of stages; auto: those of the partition, else one for each device, or group of them.
     stages: Auto | int = "auto"
+    # Devices that work on a stage together; auto: as many as the next two multiply to.
+    devices_per_stage: Auto | int = "auto"
+    # Parts into which these divide the rows of a micro-batch; auto: as many as there are devices for.
+    data_parallel: Auto | int = "auto"
+    # Parts into which these divide the vocabulary, of embedding and head; it must be a multiple (see vocab_limit).
+    model_parallel: int = 1
     # Placement rows (embedding, LSTM layers, head) of each stage; auto: those of the least predicted step time.
     partition: Auto | tuple[int, ...] = "auto"
     # "serial" (no overlap, the baseline), "wavefront", "gpipe", "one_f_one_b", "zero_bubble"; auto: the fastest.
@@ -366,6 +374,9 @@ RANGES = {
     "model.init_scale": _POSITIVE,
     "model.forget_bias": _Range(math.isfinite, "a finite number"),
     "pipeline.stages": _at_least(1),
+    "pipeline.devices_per_stage": _at_least(1),
+    "pipeline.data_parallel": _at_least(1),
+    "pipeline.model_parallel": _at_least(1),
     "pipeline.partition": _at_least(1),
     "pipeline.chunk": _at_least(1),
     "pipeline.microbatches": _at_least(1),

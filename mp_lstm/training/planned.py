@@ -5,6 +5,7 @@ Nothing here starts a device: what a plan is made for and by can be a machine th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,10 @@ from typing import Any, NamedTuple
 from mp_lstm.data import BatchSource, Corpus
 from mp_lstm.errors import InputError
 from mp_lstm.layers.model import Model
+from mp_lstm.layers.sharding import check_parts
 from mp_lstm.planning import Calibration, CostModel, Plan, default_calibration, make_plan, predict, predicted_memory
+from mp_lstm.planning.group import group_shape
+from mp_lstm.planning.grouped import costs_of
 from mp_lstm.runtime.costs import measure_costs
 from mp_lstm.training.build import Sources, make_model, make_sources, named
 from mp_lstm.training.config import Config
@@ -61,7 +65,7 @@ def make_planned(config: Config, corpus: Corpus, devices: Sequence[Any], *, cach
     else:
         costs = None
     plan = plan_for(config, model, lengths, devices, costs=costs, weights=_shares(sources.train, lengths))
-    return Planned(sources, model, plan, costs or default_calibration().costs(model))
+    return Planned(sources, model, plan, costs_of(plan, costs or default_calibration().costs(model)))
 
 
 def is_description(config: Config) -> bool:
@@ -92,16 +96,24 @@ def plan_for(
         partition = _chosen(pipeline.partition)
         stages = _chosen(pipeline.stages)
         wanted = stages or (len(partition) if partition else 1)
-        if len(devices) < wanted <= len(model.rows):
+        meshes = {
+            "devices_per_stage": _chosen(pipeline.devices_per_stage),
+            "data_parallel": _chosen(pipeline.data_parallel),
+            "model_parallel": pipeline.model_parallel,
+        }
+        size = math.prod(group_shape(**meshes))
+        check_parts(model.rows, pipeline.model_parallel)
+        if len(devices) < wanted * size and wanted <= len(model.rows):
+            each = "" if size == 1 else f" of {size} devices"
             raise InputError(
-                f"{wanted} stages for {len(devices)} devices: use fewer stages, or emulate more devices with "
-                f"--train.emulate_devices {wanted}"
+                f"{wanted} stages{each} for {len(devices)} devices: use fewer stages, or emulate more devices with "
+                f"--train.emulate_devices {wanted * size}"
             )
         return make_plan(
             model,
             batch_size=config.data.batch_size,
             lengths=lengths,
-            devices=devices,
+            devices=devices[: len(devices) // size * size],
             stages=stages,
             partition=partition,
             schedule=_chosen(pipeline.schedule),
@@ -110,6 +122,7 @@ def plan_for(
             remat=pipeline.remat,
             costs=costs,
             weights=weights,
+            **meshes,
         )
 
 

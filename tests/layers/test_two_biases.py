@@ -57,12 +57,12 @@ def test_it_trains_as_two_do(x64: None) -> None:
 
 
 def test_each_is_drawn_as_the_layers_own() -> None:
-    layer = mp_lstm.lstm_layer(3, 5_000, bias_init=jax.nn.initializers.normal(0.1))
+    layer = mp_lstm.lstm_layer(3, 500, bias_init=jax.nn.initializers.normal(0.1))
     plain, both = layer.init(KEY), mp_lstm.two_biases(layer).init(KEY)
     assert (both.kernel == plain.kernel).all()
     total = both.bias * np.sqrt(2.0)
-    assert abs(float(total.std()) - 0.1 * np.sqrt(2.0)) < 0.003
-    assert abs(float(jnp.corrcoef(total, plain.bias)[0, 1]) - 1 / np.sqrt(2.0)) < 0.03
+    assert abs(float(total.std()) - 0.1 * np.sqrt(2.0)) < 0.01
+    assert abs(float(jnp.corrcoef(total, plain.bias)[0, 1]) - 1 / np.sqrt(2.0)) < 0.08
 
 
 def test_the_forget_gates_bias_is_that_of_the_sum() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mp_lstm.training.build import make_model
+from mp_lstm.errors import InputError
+from mp_lstm.training.build import make_model, read_corpus
 from mp_lstm.training.config import load
-from mp_lstm.training.planned import plan_for
+from mp_lstm.training.planned import make_planned, plan_for, prediction_lines
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -31,3 +32,42 @@ def test_a_recipe_is_of_its_size_and_can_be_planned(name: str) -> None:
     plan = plan_for(config, model, [config.data.length], ["cpu:0", "cpu:1"])
     assert sum(row.parameters for row in plan.rows) == PARAMETERS[name]
     assert len(plan.stages) == 2
+
+
+MESHES = [
+    (("--pipeline.devices_per_stage", "2"), (2, 1)),
+    (("--pipeline.model_parallel", "2"), (1, 2)),
+    (("--pipeline.data_parallel", "2", "--pipeline.model_parallel", "2", "--pipeline.devices_per_stage", "4"), (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("words", "shape"), MESHES)
+def test_stages_on_groups_of_devices(words: tuple[str, ...], shape: tuple[int, int]) -> None:
+    """A device too few for another group stays unused."""
+    config = load(overrides=words)
+    plan = plan_for(config, make_model(config, 100), [16], [f"cpu:{i}" for i in range(9)])
+    assert {(group.data, group.model) for group in plan.devices} == {shape}
+    assert plan.devices[0].devices == tuple(f"cpu:{i}" for i in range(shape[0] * shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--pipeline.data_parallel 2 --pipeline.stages 2",
+            r"\[pipeline\] 2 stages of 2 devices for 3 devices: use fewer stages, .* --train.emulate_devices 4",
+        ),
+        ("--pipeline.devices_per_stage 3 --pipeline.model_parallel 2", r"\[pipeline\] devices_per_stage is 3, which"),
+        ("--pipeline.model_parallel 3", r"\[pipeline\] embed: model_parallel is 3, .*: make it 99 or 102 \(data.vocab"),
+    ],
+)
+def test_groups_that_cannot_be(words: str, message: str) -> None:
+    config = load(overrides=words.split())
+    with pytest.raises(InputError, match=message):
+        plan_for(config, make_model(config, 100), [16], ["cpu:0", "cpu:1", "cpu:2"])
+
+
+def test_the_label_of_predictions_says_that_they_are_divided() -> None:
+    config = load(overrides=["--data.buckets", "300", "--pipeline.data_parallel", "2"])
+    planned = make_planned(config, read_corpus(config), ["cpu:0", "cpu:1"])
+    assert "divided among 2 x 1 devices a stage" in prediction_lines(planned, {300: 1})
