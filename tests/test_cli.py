@@ -59,7 +59,7 @@ def write_text(folder: Path, train: list[str], valid: list[str] | None = None) -
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The devices of the tests are emulated already, and the allocator is not theirs to set."""
-    monkeypatch.setattr(launch, "prepare", lambda emulated: None)
+    monkeypatch.setattr(launch, "prepare", lambda *_: None)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(folder / "text", SENTENCES)
     (folder / "tiny.toml").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "prepare", lambda emulated: None)
+        patch.setattr(launch, "prepare", lambda *_: None)
         patch.chdir(folder)
         assert cli.main(["train", "tiny.toml"]) == 0
     return folder

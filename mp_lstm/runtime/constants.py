@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mp_lstm.runtime.placement import Tree, put
+from mp_lstm.runtime.placement import Tree, computed, put
 from mp_lstm.runtime.stages import Stage
 
 NUMBERS_KEPT = 4096
@@ -50,12 +50,14 @@ class Constants:
         """Training's key."""
         kept = self._kept.get((stage.number, "key"))
         if kept is None or kept[0] is not key:
-            kept = self._kept[stage.number, "key"] = (key, jax.device_put(key, stage.sharding))
+            kept = self._kept[stage.number, "key"] = (key, put(key, stage.sharding))
         return kept[1]
 
     def initial_state(self, stage: Stage, rows: int) -> Tree:
         """The state of a stage's layers before the first step."""
-        return self._keep((stage.number, "state", rows), lambda: _compute(stage, lambda: stage.layer.init_state(rows)))
+        return self._keep(
+            (stage.number, "state", rows), lambda: computed(lambda: stage.layer.init_state(rows), stage.sharding)
+        )
 
     def zero_dstate(self, stage: Stage, rows: int) -> Tree:
         """The gradient of the state after the last step."""
@@ -63,7 +65,7 @@ class Constants:
         def zeros() -> Tree:
             return jax.tree.map(jnp.zeros_like, stage.layer.init_state(rows))
 
-        return self._keep((stage.number, "dstate", rows), lambda: _compute(stage, zeros))
+        return self._keep((stage.number, "dstate", rows), lambda: computed(zeros, stage.sharding))
 
     def _keep(self, key: Any, make: Callable[[], Tree]) -> Tree:
         if key not in self._kept:
@@ -71,7 +73,3 @@ class Constants:
                 return make()
             self._kept[key] = make()
         return self._kept[key]
-
-
-def _compute(stage: Stage, function: Callable[[], Tree]) -> Tree:
-    return jax.jit(function, out_shardings=stage.sharding)()

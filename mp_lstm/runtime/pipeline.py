@@ -34,7 +34,7 @@ from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
-from mp_lstm.runtime.placement import Tree, put, structs, transfer
+from mp_lstm.runtime.placement import Tree, computed, everywhere, is_here, put, structs, transfer
 from mp_lstm.runtime.stages import Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
@@ -78,9 +78,7 @@ class Pipeline:
           InputError: the key is none that `jax.random.key` made.
         """
         check_key(key)
-        own = tuple(
-            jax.jit(stage.init, out_shardings=stage.sharding)(put(key, stage.sharding)) for stage in self.stages
-        )
+        own = tuple(computed(stage.init, stage.sharding, put(key, stage.sharding)) for stage in self.stages)
         return self._state(own, key)
 
     def load(self, params: Params, *, key: Key[Array, ""] | None = None) -> State:
@@ -116,7 +114,7 @@ class Pipeline:
           which: the "last" ones, or their "average", which `average_parameters` keeps.
         """
         state = self._chosen(state, which)
-        rows = tuple(row for stage in state.stages for row in stage.own)
+        rows = tuple(row for stage in state.stages for row in everywhere(stage.own, "the parameters"))
         return jax.tree.map(lambda leaf: np.array(leaf), rows)
 
     def place(self, window: Window) -> PlacedWindow:
@@ -178,7 +176,7 @@ class Pipeline:
             rows += self._engine.run(stage, "normalize", None, optimizers.normalized, args)
         last = self.stages[-1]
         loss = self._engine.run(last, "mean", None, jnp.divide, (walk.total, window.weight_scalar))
-        return loss, tuple(rows)
+        return everywhere(loss, "the loss"), tuple(rows)
 
     def evaluate(
         self,
@@ -206,7 +204,7 @@ class Pipeline:
         last, args = self.stages[-1], (walk.total, window.weight_scalar)
         loss = self._engine.run(last, "mean", None, jnp.divide, args, compile_only=compile_only)
         carried = tuple(walk.carry) if any(batch.resets is not None for batch in window.batches) else None
-        return Metrics(loss, window.weight, window.tokens, carry=carried)
+        return Metrics(everywhere(loss, "the loss"), window.weight, window.tokens, carry=carried)
 
     @functools.cached_property
     def keeps_average(self) -> bool:
@@ -259,10 +257,11 @@ class Pipeline:
             carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
         x = put(inputs, self.stages[0].sharding)
         for stage, held, before in zip(self.stages, state.stages, carry, strict=True):
-            args = (held.own, held.lent, transfer(x, stage.sharding), before, Unit())
+            x = transfer(x, stage.sharding, f"what stage {stage.number} predicts from")
+            args = (held.own, held.lent, x, before, Unit())
             carried, x = self._engine.run(stage, "infer", shape, stage.infer, args)
             after.append(carried)
-        return x, tuple(after)
+        return everywhere(x, "the predictions"), tuple(after)
 
     def _reset(self, stage: Stage, carried: Tree, resets: Any) -> Tree:
         """A stage's carry with the initial state in some rows."""
@@ -300,7 +299,7 @@ class Pipeline:
             self.model,
             params,
             batches,
-            lambda: self.value_and_grad(state, batches),
+            lambda: self._gathered(*self.value_and_grad(state, batches)),
             stages=[stage.number for stage in self.stages for _ in stage.rows],
             key=state.key,
             counter=state.batches,
@@ -334,9 +333,13 @@ class Pipeline:
 
     def _host_carry(self, state: State) -> Tree:
         """The carried state of all rows, as host arrays."""
-        return (
-            None if state.carry is None else jax.tree.map(np.array, tuple(row for part in state.carry for row in part))
-        )
+        if state.carry is None:
+            return None
+        return jax.tree.map(np.array, tuple(row for part in state.carry for row in everywhere(part, "the state")))
+
+    def _gathered(self, loss: Array, rows: Params) -> tuple[Array, Params]:
+        """A loss, and gradients by row, as every process has them."""
+        return loss, tuple(everywhere(row, "the gradient") for row in rows)
 
     def warm_up(self, batches: Iterable[Window] | None = None) -> None:
         """Compiles, without running them, all programs that steps and evaluations of these batches use.
@@ -390,7 +393,10 @@ class Pipeline:
 
     def _state(self, own: tuple[Params, ...], key: Key[Array, ""]) -> State:
         init = jax.jit(functools.partial(optimizers.init, self._optimizer))
-        states = [put(init(part), stage.sharding) for part, stage in zip(own, self.stages, strict=True)]
+        states = [
+            put(init(part), stage.sharding) if is_here(stage.sharding) else computed(init, stage.sharding, part)
+            for part, stage in zip(own, self.stages, strict=True)
+        ]
         return State(key, tuple(map(StageState, own, states, lend_parameters(self._engine, own))))
 
     def _walk(

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
 
 from mp_lstm.runtime.compiler import compiler_options
-from mp_lstm.runtime.placement import Tree, structs
+from mp_lstm.runtime.placement import Tree, elsewhere, structs
 
 
 class ProgramKey(NamedTuple):
@@ -150,6 +151,7 @@ class Programs:
         self.bound = bound
         self._programs: dict[ProgramKey, Program] = {}
         self._by_length: dict[int, set[ProgramKey]] = {}
+        self._elsewhere: dict[ProgramKey, tuple[Tree, Tree]] = {}
 
     def __getitem__(self, length: int) -> Mapping[ProgramKey, Program]:
         """A bucket's entry: the programs its batches have used."""
@@ -182,6 +184,22 @@ class Programs:
             self._by_length.setdefault(length, set()).add(key)
         return program
 
+    def results_elsewhere(
+        self,
+        key: ProgramKey,
+        function: Callable[..., Tree],
+        args: tuple[Tree, ...],
+        sharding: NamedSharding,
+        *,
+        compile_only: bool,
+    ) -> Tree:
+        """What stands for the results of another process's program, which is traced once for it and not compiled."""
+        if key not in self._elsewhere:
+            results = jax.eval_shape(function, *structs(args))
+            self._elsewhere[key] = structs(results, sharding), elsewhere(results, sharding)
+        abstract, standing = self._elsewhere[key]
+        return abstract if compile_only else standing
+
     def report(self) -> Report:
         """Counts and seconds."""
         seconds = sum(program.seconds for program in self._programs.values())
@@ -192,3 +210,4 @@ class Programs:
         """Drops every program; they are compiled again when next needed."""
         self._programs.clear()
         self._by_length.clear()
+        self._elsewhere.clear()
