@@ -84,10 +84,11 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 def _tell(number: int, stream: IO[bytes] | None) -> None:
     """Prints a process's lines, each with its number."""
     assert stream is not None, "its output is a pipe"
-    for line in stream:
-        text = line.decode(errors="replace").rstrip("\n")
-        with contextlib.suppress(BrokenPipeError):
-            print(f"[{number}] {text}\n", end="", flush=True)  # in one piece
+    with stream:
+        for line in stream:
+            text = line.decode(errors="replace").rstrip("\n")
+            with contextlib.suppress(BrokenPipeError):
+                print(f"[{number}] {text}\n", end="", flush=True)  # in one piece
 
 
 @contextlib.contextmanager

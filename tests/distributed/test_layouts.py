@@ -1,0 +1,66 @@
+"""Any number of processes and stages finds what one process finds, and goes on where another number stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mp_lstm import cli, launch
+from several import launched, losses, write_place
+
+TRAIN = "train tiny.toml --run-dir"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_place(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "prepare", lambda *_: None)
+    return tmp_path
+
+
+def alone(words: str) -> None:
+    """Trains in this process."""
+    assert cli.main(words.split()) == 0
+
+
+def together(place: Path, words: str, **options: int) -> None:
+    """Trains in several processes."""
+    done = launched(place, words, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_four_processes_of_any_number_of_stages(place: Path, stages: int):
+    alone(f"{TRAIN} one --train.max_steps 4")
+    together(place, f"{TRAIN} four --train.max_steps 4 --pipeline.stages {stages}", processes=4)
+    assert losses(Path("four")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_tied_weights_over_three_stages_of_three_processes(place: Path):
+    words = "--train.max_steps 6 --pipeline.microbatches 2 --optimizer.max_norm 0.1"
+    alone(f"{TRAIN} one {words}")
+    together(place, f"{TRAIN} three {words} --pipeline.partition 1 2 1", processes=3)
+    assert losses(Path("three")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_stages_of_a_process_that_are_not_neighbours(place: Path):
+    words = "--train.max_steps 4 --optimizer.every_k 2"
+    alone(f"{TRAIN} one {words}")
+    together(place, f"{TRAIN} two {words} --pipeline.stages 4", each=2)
+    assert losses(Path("two")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_numbers_of_processes(place: Path):
+    words = "--data.mode contiguous --data.length 8 --optimizer.average True --optimizer.average_after 0"
+    alone(f"{TRAIN} one {words} --train.max_steps 12")
+    together(place, f"{TRAIN} moved {words} --train.max_steps 4")
+    alone("train --run-dir moved --resume --pipeline.stages 1 --train.max_steps 8 --train.emulate_devices 4")
+    together(place, "train --run-dir moved --resume --train.max_steps 10", processes=3)
+    together(place, "train --run-dir moved --resume --train.max_steps 12", processes=2)
+    assert losses(Path("moved")) == pytest.approx(losses(Path("one")), rel=1e-5)
