@@ -222,12 +222,18 @@ def join(member: Member, emulated: int | None, timeout: float | None) -> None:
     from mp_lstm.runtime import watchdog
 
     _end_with_the_launcher()
+    _say_why_on_abort()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which ends a run well
     # The watchdog comes first: it can say what it waits for.
     heartbeat = 100 if timeout is None else int(2 * timeout) + 10
     try:
-        jax.distributed.initialize(*member, heartbeat_timeout_seconds=heartbeat, shutdown_timeout_seconds=SHUTDOWN)
+        jax.distributed.initialize(
+            *member,
+            initialization_timeout=300 if timeout is None else max(60, int(timeout)),
+            heartbeat_timeout_seconds=heartbeat,
+            shutdown_timeout_seconds=SHUTDOWN,
+        )
     except ValueError as error:
         raise InputError(
             f"no other processes were found ({error}): give --coordinator, --processes and --process to each, or use "
@@ -242,7 +248,6 @@ def join(member: Member, emulated: int | None, timeout: float | None) -> None:
             )
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", (emulated or count) // count + 1)
-    _say_why_on_abort()
     watchdog.watch(timeout)
     if distributed.global_state.process_id:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # process 0 tells for all

@@ -46,7 +46,7 @@ def launch(command: Sequence[str], processes: int, *, grace: float = GRACE) -> i
     """
     if processes < 1:
         raise InputError(f"--processes is {processes}, wanted at least 1")
-    told = {COORDINATOR: f"127.0.0.1:{_free_port()}", PROCESSES: str(processes), LAUNCHER: str(os.getpid())}
+    told = {COORDINATOR: f"127.0.0.1:{free_port()}", PROCESSES: str(processes), LAUNCHER: str(os.getpid())}
     environment = {**os.environ, **told}
     children = [_start(command, {**environment, PROCESS: str(i)}) for i in range(processes)]
     tellers = [threading.Thread(target=_tell, args=(i, child.stdout)) for i, child in enumerate(children)]
@@ -62,7 +62,7 @@ def launch(command: Sequence[str], processes: int, *, grace: float = GRACE) -> i
     return status
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

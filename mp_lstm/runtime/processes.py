@@ -16,11 +16,10 @@ import numpy as np
 from jax._src import distributed  # of the client there is no public name
 
 from mp_lstm.errors import InputError
-from mp_lstm.runtime import edges
+from mp_lstm.runtime import edges, watchdog
 
-MINUTES = 60_000
-PATIENCE = 10 * MINUTES
-"""Milliseconds that a process waits for another's word: reading a corpus or writing a checkpoint may take minutes."""
+PATIENCE = 24 * 3600 * 1000
+"""Milliseconds that a process waits for another's word, unless the watchdog has less patience."""
 
 _numbers = itertools.count()
 
@@ -62,7 +61,7 @@ def by_the_first(make: Callable[[], str]) -> str:
         return make()
     key = f"mp_lstm/word/{next(_numbers)}"
     if not is_first():
-        said = str(_client().blocking_key_value_get(key, PATIENCE))
+        said = _word(key, "a word of process 0")
         if said.startswith("!"):
             raise InputError(said[1:])
         return said[1:]
@@ -89,7 +88,7 @@ def check_alike(what: str, value: str) -> None:
         return
     key, own = f"mp_lstm/alike/{next(_numbers)}", jax.process_index()
     _client().key_value_set(f"{key}/{own}", value)
-    others = [_client().blocking_key_value_get(f"{key}/{i}", PATIENCE) for i in range(jax.process_count())]
+    others = [_word(f"{key}/{i}", f"the {what} of process {i}") for i in range(jax.process_count())]
     strangers = [i for i, other in enumerate(others) if other != others[0]]
     if strangers:
         raise InputError(
@@ -98,14 +97,18 @@ def check_alike(what: str, value: str) -> None:
         )
 
 
-def together(do: Callable[[], None]) -> None:
+def together(what: str, do: Callable[[], None]) -> None:
     """Has every process do its part, and waits for all of them.
+
+    Args:
+      what: it is.
+      do: it.
 
     Raises:
       InputError: one of them had one; it is raised in every process.
 
     Example:
-      >>> together(lambda: print("done"))
+      >>> together("a word", lambda: print("done"))
       done
     """
     if not are_several():
@@ -117,7 +120,7 @@ def together(do: Callable[[], None]) -> None:
         said = str(error)
     _client().key_value_set(f"{key}/{jax.process_index()}", f" {said}")
     for i in range(jax.process_count()):
-        if word := _client().blocking_key_value_get(f"{key}/{i}", PATIENCE)[1:]:
+        if word := _word(f"{key}/{i}", f"{what} of process {i}")[1:]:
             raise InputError(word)
     return None
 
@@ -132,7 +135,8 @@ def meet(what: str) -> None:
       >>> meet("the checkpoint")
     """
     if are_several():
-        _client().wait_at_barrier(f"mp_lstm/{what}/{next(_numbers)}", PATIENCE)
+        with watchdog.waiting(f"all processes before {what}"):
+            _client().wait_at_barrier(f"mp_lstm/{what}/{next(_numbers)}", PATIENCE)
 
 
 def largest(value: int) -> Any:
@@ -156,6 +160,12 @@ def largest(value: int) -> Any:
 @jax.jit
 def _largest(votes: Any) -> Any:
     return jnp.max(votes)
+
+
+def _word(key: str, what: str) -> str:
+    """What another process has said, or will say, under a key."""
+    with watchdog.waiting(what):
+        return str(_client().blocking_key_value_get(key, PATIENCE))
 
 
 def _client() -> Any:

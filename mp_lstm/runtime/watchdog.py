@@ -1,36 +1,58 @@
 """The watchdog: a process whose peer has stopped says what it waits for, and ends.
 
-A thread looks at the transfers that this process has enqueued (`edges`). The oldest waits for other processes; when it
-has waited too long, or has failed because a connection broke, nothing more will come of this run: the process prints
-one line and ends, with exit status 1. It ends hard, since what it would wait for on a gentler way out is gone.
+A thread looks at the transfers that this process has enqueued (`edges`), of which the oldest waits for other processes,
+and at what the process itself waits for (`waiting`). When that takes too long, or has failed because a connection
+broke, nothing more will come of this run: the process prints one line and ends, with exit status 1. It ends hard, since
+what it would wait for on a gentler way out is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 import jax
+from jax._src import distributed  # jax.process_index() would start the devices
 
-from mp_lstm.runtime.edges import transfers
+from mp_lstm.runtime.edges import Transfer, transfers
 
 INTERVAL = 0.2
 """Seconds between two looks."""
 
 _ended = threading.Lock()
-_last: list[str] = ["nothing"]  # what was done last
+_done: list[str] = ["nothing"]  # what was done last
+_waits: list[Transfer] = []  # what the process itself waits for
 
 
 def watch(limit: float | None) -> None:
-    """Starts to watch this process's transfers.
+    """Starts to watch this process.
 
     Args:
-      limit: seconds that one may wait for its processes; None: as long as they live.
+      limit: seconds that it may wait for others; None: as long as they live.
     """
     threading.Thread(target=_watch, args=(limit,), daemon=True, name="watchdog").start()
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Tells the watchdog that this process waits for something of the others while the context is open.
+
+    Args:
+      what: it is.
+
+    Example:
+      >>> with waiting("the checkpoint"):
+      ...     pass
+    """
+    _waits.append(Transfer(what, None))
+    yield
+    _waits.pop()
+    _done[0] = what
 
 
 def _watch(limit: float | None) -> None:
@@ -41,28 +63,35 @@ def _watch(limit: float | None) -> None:
             _drop_done()
         except Exception as error:
             give_up(stopped(error))
-        head = transfers[0] if transfers else None
+        head = _head()
         if head is not seen or head is None:
             seen, since = head, time.monotonic()
         elif limit is not None and time.monotonic() - since > limit:
             give_up(f"nothing has come for {limit:g} s (train.step_timeout): another process is stuck or out of reach")
 
 
+def _head() -> Transfer | None:
+    """What is waited for."""
+    with contextlib.suppress(IndexError):  # another thread may take the last one away
+        return _waits[-1] if _waits else transfers[0]
+    return None
+
+
 def _drop_done() -> None:
     """Forgets the transfers that are done; raises what made one fail."""
     while transfers and transfers[0].done.is_ready():
         jax.block_until_ready(transfers[0].done)
-        _last[0] = transfers.popleft().what
+        _done[0] = transfers.popleft().what
 
 
 def give_up(reason: str, status: int = 1) -> NoReturn:
     """Ends the process, with one line on what it waits for."""
     if not _ended.acquire(blocking=False):
         time.sleep(60)  # another thread is about to end the process
-    waited = transfers[0].what if transfers else "nothing"
-    line = f"mp-lstm: process {jax.process_index()}: {reason}; last done: {_last[0]}; waited for: {waited}\n"
+    head = _head()
+    words = f"{reason}; last done: {_done[0]}; waited for: {head.what if head else 'nothing'}"
     sys.stdout.flush()
-    os.write(2, line.encode())
+    os.write(2, f"mp-lstm: process {distributed.global_state.process_id}: {words}\n".encode())
     os._exit(status)
 
 

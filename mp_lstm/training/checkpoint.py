@@ -167,7 +167,7 @@ def _write_parts(run_dir: RunDir, state: State) -> None:
             parts.write(_unfinished(run_dir, state.step) / f"state-{jax.process_index()}", own)
 
     if processes.by_the_first(begin):
-        processes.together(write if jax.tree.leaves(own) else lambda: None)
+        processes.together("the checkpoint", write if jax.tree.leaves(own) else lambda: None)
 
 
 def _finish_parts(run_dir: RunDir, about: dict[str, Any], notes: Notes) -> str:
