@@ -246,7 +246,7 @@ def _launch(args: argparse.Namespace) -> int:
         what = f"not {inner[0]!r}" if inner else "and was given no command"
         raise InputError(f"launch runs train, {what}: write -- train ... after its options; other commands need none")
     if each is not None and each < 1:
-        raise InputError(f"--devices-per-process is {each}, wanted at least 1")
+        raise InputError(f"--devices-per-process is {each}, wanted at least 1: leave it out for as many as configured")
     if each is not None:
         inner = [*inner, "--train.emulate_devices", str(each * args.processes)]
     return launch_processes([sys.executable, "-m", "mp_lstm", *inner], args.processes)

@@ -45,7 +45,7 @@ def launch(command: Sequence[str], processes: int, *, grace: float = GRACE) -> i
       1
     """
     if processes < 1:
-        raise InputError(f"--processes is {processes}, wanted at least 1")
+        raise InputError(f"--processes is {processes}, wanted at least 1: pass --processes 2 for two")
     told = {COORDINATOR: f"127.0.0.1:{free_port()}", PROCESSES: str(processes), LAUNCHER: str(os.getpid())}
     environment = {**os.environ, **told}
     children = [_start(command, {**environment, PROCESS: str(i)}) for i in range(processes)]

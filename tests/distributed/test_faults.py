@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from several import command, environment, launched, losses, write_place
-
 from mp_lstm.launcher import free_port
+from several import command, environment, launched, losses, write_place
 
 # Twenty starts of two processes take minutes; more of them run at once would only be slower.
 KILLS = 20

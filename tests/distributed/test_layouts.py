@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
+from distributed import worker
 from mp_lstm import cli, launch
+from mp_lstm.launcher import launch as launch_processes
 from several import launched, losses, write_place
 
 TRAIN = "train tiny.toml --run-dir"
@@ -64,3 +69,25 @@ def test_a_run_moves_between_numbers_of_processes(place: Path):
     together(place, "train --run-dir moved --resume --train.max_steps 10", processes=3)
     together(place, "train --run-dir moved --resume --train.max_steps 12", processes=2)
     assert losses(Path("moved")) == pytest.approx(losses(Path("one")), rel=1e-5)
+    alone("evaluate moved")
+
+
+@pytest.mark.slow
+def test_gradients_in_float64(tmp_path: Path, x64: None, devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    file = tmp_path / "found.npz"
+    assert launch_processes([sys.executable, worker.__file__, str(file)], 2) == 0
+    for found, wanted in zip(np.load(file).values(), worker.gradient(devices, 1), strict=True):
+        assert found.dtype == np.float64
+        assert np.linalg.norm(found - wanted) <= 1e-10 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
+def test_what_several_processes_cannot_do_is_refused_by_all(place: Path):
+    done = launched(place, "train tiny.toml --run-dir run --pipeline.costs measured")
+    assert done.returncode == 2
+    assert "costs is 'measured', which several processes would measure differently: pass 'nominal'" in done.stdout
+    done = launched(place, "train tiny.toml --run-dir run --pipeline.stages 3")
+    assert done.returncode == 2
+    assert "3 stages for 2 devices" in done.stdout
+    assert not (place / "run").exists()
