@@ -53,7 +53,7 @@ from mp_lstm.planning import (
     predicted_memory,
     simulate,
 )
-from mp_lstm.runtime import Metrics, Pipeline, State, average_parameters, make_pipeline, measure_costs
+from mp_lstm.runtime import Metrics, Pipeline, State, average_parameters, make_pipeline, measure_costs, stage_devices
 from mp_lstm.training.generate import generate
 
 __all__ = [
@@ -110,6 +110,7 @@ __all__ = [
     "softmax_cross_entropy",
     "softmax_head",
     "squared_error",
+    "stage_devices",
     "temporal_regularisation",
     "two_biases",
     "weight_drop",

@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, generate, plan, timeline.
+"""The command line: train, evaluate, generate, plan, timeline; and launch, which trains in several processes.
 
 A command reads its words and its configuration, prepares the process (`launch`), and hands over to functions that know
 nothing of it. The user's mistakes end in one line on stderr and exit status 2; anything else that goes wrong is ours,
@@ -71,14 +71,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except InputError as error:
         print(f"mp-lstm: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _ended(2)
     except KeyboardInterrupt:
         print("mp-lstm: interrupted", file=sys.stderr)
-        return 1
+        return _ended(1)
+    except Exception as error:
+        if launch.is_member():
+            launch.fail(error)
+        raise
+
+
+def _ended(status: int) -> int:
+    """The exit status; one of several processes ends with it here, since others may wait for it."""
+    return launch.leave(status) if launch.is_member() else status
 
 
 def _run(words: list[str]) -> int:
     fields = flag_types(Config)
+    words, inner = _split_launched(words)
     words, overrides = split_overrides(words, fields)
     parser = _parser()
     args, unknown = parser.parse_known_args(words)
@@ -97,8 +107,16 @@ def _run(words: list[str]) -> int:
     if unknown:
         flags = [*args.flags, *(fields if args.configured else ())]
         raise InputError(f"{unknown[0]} is unknown to {args.command}: {suggest_flag(unknown[0], flags)}")
-    args.overrides = overrides
+    args.overrides, args.inner = overrides, inner
     return args.run(args)
+
+
+def _split_launched(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of `launch` itself, and those of the command that it runs."""
+    if words[:1] != ["launch"] or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -133,6 +151,18 @@ def _parser() -> _Parser:
     train = add("train", _train, "Train a model; by default on the corpus in the package.", configured=True)
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept; default: runs/NAME-N, new")
     train.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    several = train.add_argument_group("one of several processes (mp-lstm launch starts them on this machine)")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 can be reached")
+    several.add_argument("--processes", metavar="N", help="auto: as SLURM, Open MPI or Kubernetes says")
+    several.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
+    text = "Train in several processes on this machine; one that fails ends all."
+    usage = "%(prog)s --processes N [--devices-per-process K] -- train [CONFIG.toml] [options]"
+    launched = commands.add_parser("launch", help=text, description=text, usage=usage, allow_abbrev=False)
+    launched.add_argument("--processes", type=int, required=True, metavar="N", help="their number")
+    launched.add_argument(
+        "--devices-per-process", type=int, metavar="K", help="emulated CPU devices of each; default: as configured"
+    )
+    launched.set_defaults(run=_launch, configured=False)
     evaluate = add("evaluate", _evaluate, "Evaluate the best parameters of a run.", configured=False)
     read = evaluate.add_mutually_exclusive_group()
     read.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
@@ -174,21 +204,52 @@ def _parser() -> _Parser:
 def _train(args: argparse.Namespace) -> int:
     if args.resume:
         return _resume(args)
-    config = load(args.config, args.overrides)
-    run_dir = fresh_directory(args.run_dir, "austen" if args.config is None else Path(args.config).stem)
-    check_writable(run_dir)
-    launch.prepare(config.train.emulate_devices)
+    config, member = load(args.config, args.overrides), _member(args)
 
+    def found() -> str:
+        run_dir = fresh_directory(args.run_dir, "austen" if args.config is None else Path(args.config).stem)
+        check_writable(run_dir)
+        return str(run_dir)
+
+    run_dir = Path(found()) if member is None else None  # what is wrong with it shows before JAX starts
+    launch.prepare(config.train.emulate_devices, member, config.train.step_timeout)
+
+    from mp_lstm.runtime.processes import by_the_first
     from mp_lstm.training.fit import fit
     from mp_lstm.training.setup import resolved
 
+    run_dir = run_dir or Path(by_the_first(found))
     setup = _setup(config)
-    with writing(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        save(resolved(setup), run_dir / CONFIG)
-        setup.corpus.vocabulary.save(run_dir / VOCABULARY)
-    print(f"run directory: {run_dir}")
+
+    def begun() -> str:
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            save(resolved(setup), run_dir / CONFIG)
+            setup.corpus.vocabulary.save(run_dir / VOCABULARY)
+        return f"run directory: {run_dir}"
+
+    print(by_the_first(begun))
     return _status(fit(setup, run_dir))
+
+
+def _member(args: argparse.Namespace) -> launch.Member | None:
+    """Which process of several this one is."""
+    return launch.member(args.coordinator, args.processes, args.process)
+
+
+def _launch(args: argparse.Namespace) -> int:
+    """Runs a training as several processes of this machine."""
+    from mp_lstm.launcher import launch as launch_processes
+
+    inner, each = args.inner, args.devices_per_process
+    if not inner or inner[0] != "train":
+        what = f"not {inner[0]!r}" if inner else "and was given no command"
+        raise InputError(f"launch runs train, {what}: write -- train ... after its options; other commands need none")
+    if each is not None and each < 1:
+        raise InputError(f"--devices-per-process is {each}, wanted at least 1: leave it out for as many as configured")
+    if each is not None:
+        inner = [*inner, "--train.emulate_devices", str(each * args.processes)]
+    return launch_processes([sys.executable, "-m", "mp_lstm", *inner], args.processes)
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -200,12 +261,15 @@ def _resume(args: argparse.Namespace) -> int:
     if config.data.buckets == "auto":
         config = replace(config, data=replace(config.data, buckets=saved.data.buckets))
     check_same_run(saved, config, run_dir)
-    launch.prepare(config.train.emulate_devices)
+    launch.prepare(config.train.emulate_devices, _member(args), config.train.step_timeout)
 
+    from mp_lstm.runtime.processes import is_first
     from mp_lstm.training.fit import fit
 
-    result = fit(_setup(config, vocabulary), run_dir, resume=True)
-    save(config, run_dir / CONFIG)  # what changed is the run's only now that it has worked
+    setup = _setup(config, vocabulary)
+    result = fit(setup, run_dir, resume=True)
+    if is_first():
+        save(setup.config, run_dir / CONFIG)  # what changed is the run's only now that it has worked
     return _status(result)
 
 
@@ -411,9 +475,9 @@ def _make_directory(path: Path) -> None:
 
 
 def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
-    """Everything a run needs, on the devices of this process; of the words of a run where they are given."""
-    import jax
-
+    """Everything a run needs, on the devices there are; of the words of a run where they are given."""
+    from mp_lstm.runtime.edges import stage_devices
+    from mp_lstm.runtime.processes import are_several, check_alike
     from mp_lstm.training.build import read_corpus
     from mp_lstm.training.setup import make_setup
 
@@ -423,7 +487,18 @@ def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
             f"{config.data.source} has another vocabulary ({len(corpus.vocabulary)} words) than the run had "
             f"({len(vocabulary)}): use the text that it was trained on"
         )
-    return make_setup(config, corpus, jax.devices(), cache=_cost_cache())
+    devices = stage_devices()
+    if are_several():
+        if config.pipeline.costs == "measured":
+            raise InputError(
+                "[pipeline] costs is 'measured', which several processes would measure differently: pass 'nominal', or "
+                "the partition that `mp-lstm plan` finds"
+            )
+        if devices[0].platform == "cpu":  # for commands that use the run in one process
+            config = replace(config, train=replace(config.train, emulate_devices=len(devices)))
+    setup = make_setup(config, corpus, devices, cache=_cost_cache())
+    check_alike("configuration, text or version", f"{setup.config}\n{setup.plan}\n{metadata.version('mp-lstm')}")
+    return setup
 
 
 def _cost_cache() -> Path:

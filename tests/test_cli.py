@@ -59,7 +59,7 @@ def write_text(folder: Path, train: list[str], valid: list[str] | None = None) -
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The devices of the tests are emulated already, and the allocator is not theirs to set."""
-    monkeypatch.setattr(launch, "prepare", lambda emulated: None)
+    monkeypatch.setattr(launch, "prepare", lambda *_: None)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(folder / "text", SENTENCES)
     (folder / "tiny.toml").write_text(TINY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "prepare", lambda emulated: None)
+        patch.setattr(launch, "prepare", lambda *_: None)
         patch.chdir(folder)
         assert cli.main(["train", "tiny.toml"]) == 0
     return folder
@@ -339,6 +339,14 @@ def test_timeline_keeps_the_commonest_bucket(place: Path, run: Callable[..., Don
         ("evaluate none --model.layers 3", "evaluate takes no --model.layers: it uses the configuration of the run"),
         ("generate none --tokens many", "invalid int value: 'many'"),
         ("generate none", "none is no run directory"),
+        ("train tiny.toml --processes 2", "--coordinator is not given: give --coordinator HOST:PORT"),
+        ("train tiny.toml --train.step_timeout 0", "train.step_timeout is 0.0, wanted a number above 0"),
+        ("evaluate none --processes 2", "--processes is unknown to evaluate"),
+        ("launch -- train", "arguments are required: --processes"),
+        ("launch --processes 2", "launch runs train, and was given no command: write -- train ... after its options"),
+        ("launch --processes 2 -- evaluate none", "launch runs train, not 'evaluate'"),
+        ("launch --processes 0 -- train", "--processes is 0, wanted at least 1: pass --processes 2 for two"),
+        ("launch --processes 2 --devices-per-process 0 -- train", "--devices-per-process is 0, wanted at least 1"),
         ("timeline tiny.toml --steps 0", "--steps is 0, wanted at least 1"),
         ("timeline tiny.toml --out tiny.toml", "tiny.toml cannot be made (File exists): pass another directory"),
         ("plan tiny.toml --plot none/a.png", "none/a.png cannot be written (No such file or directory)"),

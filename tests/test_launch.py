@@ -37,6 +37,29 @@ mp_lstm.emulate_devices(5)
     assert in_new_process(code, XLA_FLAGS="--xla_force_host_platform_device_count=3") == ["5 cpu"]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None, "2", 0), "--coordinator is not given: give --coordinator HOST:PORT, --processes N and --process I to"),
+        (("host:1", None, 0), "--processes is not given"),
+        (("host:1", "2", None), "--process is not given"),
+        (("host:1", "two", 0), "--processes is 'two', wanted a number of at least 1, or auto"),
+        (("host:1", "2", 2), "--process is 2, wanted 0 to 1 of 2 processes"),
+    ],
+)
+def test_a_process_of_several_must_be_told_all(given: tuple[str | None, str | None, int | None], message: str):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        launch.member(*given)
+
+
+def test_which_process_this_is_comes_from_the_command_line_or_the_launcher(monkeypatch: pytest.MonkeyPatch):
+    assert launch.member() is None
+    assert launch.member(processes="auto") == launch.Member(None, None, None)
+    for name, value in ((launch.COORDINATOR, "127.0.0.1:99"), (launch.PROCESSES, "3"), (launch.PROCESS, "2")):
+        monkeypatch.setenv(name, value)
+    assert launch.member() == launch.Member("127.0.0.1:99", 3, 2)
+
+
 def test_devices_that_are_there_may_be_asked_for_again(devices: list[jax.Device]):
     mp_lstm.emulate_devices(len(devices))
     launch.check_devices(len(devices))

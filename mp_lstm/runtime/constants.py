@@ -50,7 +50,7 @@ class Constants:
         """Training's key."""
         kept = self._kept.get((stage.number, "key"))
         if kept is None or kept[0] is not key:
-            kept = self._kept[stage.number, "key"] = (key, jax.device_put(key, stage.sharding))
+            kept = self._kept[stage.number, "key"] = (key, put(key, stage.sharding))
         return kept[1]
 
     def first_row(self, stage: Stage, row: int, rows: int) -> jax.Array:

@@ -20,7 +20,7 @@ from mp_lstm.layers.model import ties_from_below
 from mp_lstm.runtime import average as averages
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.engine import Engine
-from mp_lstm.runtime.placement import transfer
+from mp_lstm.runtime.placement import everywhere, transfer
 from mp_lstm.runtime.stages import Stage
 from mp_lstm.runtime.state import Metrics, StageState
 from mp_lstm.runtime.walk import Walk
@@ -44,17 +44,18 @@ def finish(
     squares = [
         run(stage, "square_norm", None, _square_norm(stage), (walk.gradients_of(stage).own,)) for stage in engine.stages
     ]
-    squares = tuple(transfer(square, last.sharding) for square in squares)
+    squares = tuple(transfer(square, last.sharding, f"the norm of stage {s}") for s, square in enumerate(squares))
     args = (squares, window.denominators[-1], walk.total, window.weight_scalar)
     norm, loss = run(last, "norm", None, optimizers.norm_and_loss, args)
     own, optimizer = [], []
     for stage, held in zip(engine.stages, states, strict=True):
-        sent, factor = transfer(norm, stage.sharding), engine.constants.factor(stage, rate)
+        sent, factor = transfer(norm, stage.sharding, "the global norm"), engine.constants.factor(stage, rate)
         denominator = window.denominators[stage.number]
         args = (held.own, held.optimizer, walk.gradients_of(stage).own, sent, denominator, factor)
         params, state = run(stage, "update", None, stage.update, args, donate=(0, 1) if donate else ())
         own.append(params)
         optimizer.append(state)
+    loss, norm, squares = everywhere((loss, norm, squares), "the loss")
     metrics = Metrics(loss, window.weight, window.tokens, norm, squares)
     return tuple(map(StageState, own, optimizer, lend_parameters(engine, own))), metrics
 
@@ -100,7 +101,7 @@ def averages_of(engine: Engine, states: Sequence[StageState], *, compile_only: b
 def _copy(engine: Engine, owner: Stage, params: Params, borrower: Stage) -> Params:
     abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params))
     copied = engine.run(owner, "lend", None, _copied, (params,), compile_only=abstract)
-    return transfer(copied, borrower.sharding)
+    return transfer(copied, borrower.sharding, f"what stage {owner.number} lends stage {borrower.number}")
 
 
 def _copied(params: Params) -> Params:

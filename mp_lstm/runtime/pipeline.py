@@ -35,7 +35,7 @@ from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.batches import PlacedWindow, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
-from mp_lstm.runtime.placement import Tree, computed, put, structs, transfer
+from mp_lstm.runtime.placement import Tree, computed, everywhere, put, structs, transfer
 from mp_lstm.runtime.stages import Stage, Unit
 from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
 from mp_lstm.runtime.verify import Certificate, certify
@@ -115,7 +115,7 @@ class Pipeline:
           which: the "last" ones, or their "average", which `average_parameters` keeps.
         """
         state = self._chosen(state, which)
-        rows = tuple(row for stage in state.stages for row in stage.own)
+        rows = tuple(row for stage in state.stages for row in everywhere(stage.own, "the parameters"))
         return jax.tree.map(lambda leaf: np.array(leaf), rows)
 
     def place(self, window: Window) -> PlacedWindow:
@@ -177,7 +177,7 @@ class Pipeline:
             rows += self._engine.run(stage, "normalize", None, optimizers.normalized, args)
         last = self.stages[-1]
         loss = self._engine.run(last, "mean", None, jnp.divide, (walk.total, window.weight_scalar))
-        return loss, tuple(rows)
+        return everywhere(loss, "the loss"), tuple(rows)
 
     def evaluate(
         self,
@@ -205,7 +205,7 @@ class Pipeline:
         last, args = self.stages[-1], (walk.total, window.weight_scalar)
         loss = self._engine.run(last, "mean", None, jnp.divide, args, compile_only=compile_only)
         carried = tuple(walk.carry) if any(batch.resets is not None for batch in window.batches) else None
-        return Metrics(loss, window.weight, window.tokens, carry=carried)
+        return Metrics(everywhere(loss, "the loss"), window.weight, window.tokens, carry=carried)
 
     @functools.cached_property
     def keeps_average(self) -> bool:
@@ -258,10 +258,11 @@ class Pipeline:
             carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
         x = put(inputs, self.stages[0].sharding)
         for stage, held, before in zip(self.stages, state.stages, carry, strict=True):
-            args = (held.own, held.lent, transfer(x, stage.sharding), before, Unit())
+            x = transfer(x, stage.sharding, f"what stage {stage.number} predicts from")
+            args = (held.own, held.lent, x, before, Unit())
             carried, x = self._engine.run(stage, "infer", shape, stage.infer, args)
             after.append(carried)
-        return x, tuple(after)
+        return everywhere(x, "the predictions"), tuple(after)
 
     def _reset(self, stage: Stage, carried: Tree, resets: Any) -> Tree:
         """A stage's carry with the initial state in some rows."""
@@ -297,7 +298,7 @@ class Pipeline:
             self.model,
             params,
             batches,
-            lambda: self.value_and_grad(state, batches),
+            lambda: self._gathered(*self.value_and_grad(state, batches)),
             stages=[stage.number for stage in self.stages for _ in stage.rows],
             key=state.key,
             counter=state.batches,
@@ -331,9 +332,13 @@ class Pipeline:
 
     def _host_carry(self, state: State) -> Tree:
         """The carried state of all rows, as host arrays."""
-        return (
-            None if state.carry is None else jax.tree.map(np.array, tuple(row for part in state.carry for row in part))
-        )
+        if state.carry is None:
+            return None
+        return jax.tree.map(np.array, tuple(row for part in state.carry for row in everywhere(part, "the state")))
+
+    def _gathered(self, loss: Array, rows: Params) -> tuple[Array, Params]:
+        """A loss, and gradients by row, as every process has them."""
+        return loss, tuple(everywhere(row, "the gradient") for row in rows)
 
     def warm_up(self, batches: Iterable[Window] | None = None) -> None:
         """Compiles, without running them, all programs that steps and evaluations of these batches use.

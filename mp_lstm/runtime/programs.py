@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.partition import ON_PARTS, axis_sizes, over_parts, part_of, result_shardings, stage_of
-from mp_lstm.runtime.placement import Tree, structs
+from mp_lstm.runtime.placement import Tree, standing_for, structs
 
 
 class ProgramKey(NamedTuple):
@@ -188,6 +188,7 @@ class Programs:
         self.bound = bound
         self._programs: dict[ProgramKey, Program] = {}
         self._by_length: dict[int, set[ProgramKey]] = {}
+        self._elsewhere: dict[ProgramKey, tuple[Tree, Tree]] = {}
 
     def __getitem__(self, length: int) -> Mapping[ProgramKey, Program]:
         """A bucket's entry: the programs its batches have used."""
@@ -220,6 +221,21 @@ class Programs:
             self._by_length.setdefault(length, set()).add(key)
         return program
 
+    def results_elsewhere(
+        self,
+        key: ProgramKey,
+        function: Callable[..., Tree],
+        args: tuple[Tree, ...],
+        *,
+        compile_only: bool,
+    ) -> Tree:
+        """What stands for the results of another process's program, which is traced once for it and not compiled."""
+        if key not in self._elsewhere:
+            results = traced(function, args, (), key.phase).results
+            self._elsewhere[key] = results, standing_for(results)
+        abstract, standing = self._elsewhere[key]
+        return abstract if compile_only else standing
+
     def report(self) -> Report:
         """Counts and seconds."""
         seconds = sum(program.seconds for program in self._programs.values())
@@ -230,3 +246,4 @@ class Programs:
         """Drops every program; they are compiled again when next needed."""
         self._programs.clear()
         self._by_length.clear()
+        self._elsewhere.clear()

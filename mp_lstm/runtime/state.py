@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
-from mp_lstm.runtime.placement import Tree
+from mp_lstm.runtime.placement import Elsewhere, Tree
 from mp_lstm.runtime.stages import Stage
 
 
@@ -65,7 +65,7 @@ def check_state(state: Any, stages: Sequence[Stage], params: Params) -> None:
         if [leaf.shape for leaf in leaves] != [struct.shape for struct in structs]:
             raise InputError(f"the state has parameters of another model in stage {stage.number}: {remedy}")
         for leaf in leaves[:1]:  # a stage's are donated and placed together
-            if leaf.is_deleted():
+            if not isinstance(leaf, Elsewhere) and leaf.is_deleted():
                 raise InputError(
                     "the state is used up, a step took its memory: go on with the state that step returned, or make "
                     "the pipeline with donate=False"

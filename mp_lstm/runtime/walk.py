@@ -113,7 +113,7 @@ class Walk:
             if stage.is_last:
                 self.total = y
             else:
-                self._arriving["F", s + 1, unit] = transfer(y, over_steps(self.engine.stages[s + 1].sharding))
+                self._arriving["F", s + 1, unit] = transfer(y, over_steps(self.engine.stages[s + 1].sharding), task)
             if unit.chunk == batch.bucket.chunks - 1 and m == len(batch.splits) - 1:
                 self._end(stage, k)
 
@@ -145,7 +145,7 @@ class Walk:
         if unit.chunk > 0:
             self._dstates[place] = dstate
         if s > 0 and dx is not None:
-            self._arriving["B", s - 1, unit] = transfer(dx, over_steps(self.engine.stages[s - 1].sharding))
+            self._arriving["B", s - 1, unit] = transfer(dx, over_steps(self.engine.stages[s - 1].sharding), task)
 
     def _weight_gradient(self, task: Task) -> None:
         s, microbatch = task.stage, task.units[0].microbatch
@@ -268,7 +268,8 @@ class Walk:
             gradients = self.gradients_of(stage)
             for tie, debt in zip(ties_from_below(model, stage.rows), gradients.lent, strict=True):
                 owner = next(other for other in stages if tie.owner in other.rows)
-                self._add(owner, tie.owner - owner.rows.start, transfer(debt, owner.sharding))
+                what = f"the gradient that stage {stage.number} owes stage {owner.number}"
+                self._add(owner, tie.owner - owner.rows.start, transfer(debt, owner.sharding, what))
             self.gradients[stage.number] = gradients._replace(lent=())
 
     def _add(self, stage: Stage, row: int, debt: Params) -> None:

@@ -2,6 +2,7 @@
 
     run_dir/checkpoints/<step>/
       state   arrays of parameters, optimiser states and carried state, named by placement row
+      state-I of several processes, the arrays of process I in its place (`parts`)
       about   JSON: the rows and their shapes; step, batches, rate, key; the run's own notes (`Notes`); and the sizes of
               the files of `state`, by which a damaged checkpoint is known before it is read
 
@@ -23,7 +24,8 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +35,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from mp_lstm.errors import InputError
-from mp_lstm.runtime import Pipeline, State
-from mp_lstm.runtime.placement import Tree, structs
+from mp_lstm.runtime import Pipeline, State, processes
+from mp_lstm.runtime.placement import Tree, elsewhere, is_here, structs
+from mp_lstm.training import parts
 from mp_lstm.training.files import replace_text, writing
 from mp_lstm.training.notes import Notes, notes_from_json
 
 FOLDER = "checkpoints"
 KEPT = 2
 FORMAT = 1
+UNFINISHED = ".orbax-checkpoint-tmp"  # as orbax marks what it has not finished
 ABOUT = "about/metadata"  # where orbax keeps the part `about`
 # What reading a damaged checkpoint raises: files that are missing, cut or garbled, names that are not there.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -70,8 +74,7 @@ def steps(run_dir: RunDir) -> list[int]:
         return []
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, wanted the directory of the checkpoints: move it away")
-    with _manager(run_dir) as manager:
-        return sorted(manager.all_steps())
+    return sorted(ocp.utils.checkpoint_steps(folder))
 
 
 def latest(run_dir: RunDir) -> int | None:
@@ -125,13 +128,65 @@ def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
         "carries": state.carry is not None,
         "notes": notes._asdict(),
     }
+    if processes.are_several():
+        _write_parts(run_dir, state)
+        processes.by_the_first(lambda: _finish_parts(run_dir, about, notes))
+        return
     with _writing(run_dir), _manager(run_dir, write=True) as manager:
         if state.step not in manager.all_steps():
-            parts = ocp.args.Composite(state=ocp.args.StandardSave(_tree(state)), about=ocp.args.JsonSave(about))
-            manager.save(state.step, args=parts, force=True)
+            args = ocp.args.Composite(state=ocp.args.StandardSave(_tree(state)), about=ocp.args.JsonSave(about))
+            manager.save(state.step, args=args, force=True)
         about["files"] = _sizes(_path(run_dir, state.step))
         replace_text(_path(run_dir, state.step) / ABOUT, json.dumps(about))
-        _prune(manager, notes)
+        for step in _superfluous(manager.all_steps(), notes):
+            manager.delete(step)
+
+
+def _write_parts(run_dir: RunDir, state: State) -> None:
+    """Each of several processes writes its arrays, beside the checkpoints and under a name that none has."""
+    folder, own = (
+        _folder(run_dir),
+        {
+            part: {name: leaf for name, leaf in named.items() if is_here(leaf.sharding)}
+            for part, named in _tree(state).items()
+        },
+    )
+
+    def begin() -> str:
+        with _writing(run_dir):
+            folder.mkdir(exist_ok=True)
+            for left in folder.glob(f"*{UNFINISHED}*"):  # by a process that was killed
+                shutil.rmtree(left)
+            if state.step in steps(run_dir):
+                return ""
+            _unfinished(run_dir, state.step).mkdir()
+        return "begun"
+
+    def write() -> None:
+        with _writing(run_dir):
+            parts.write(_unfinished(run_dir, state.step) / f"state-{jax.process_index()}", own)
+
+    if processes.by_the_first(begin):
+        processes.together("the checkpoint", write if jax.tree.leaves(own) else lambda: None)
+
+
+def _finish_parts(run_dir: RunDir, about: dict[str, Any], notes: Notes) -> str:
+    """Makes a checkpoint of the parts that all processes have written, by giving it its name."""
+    step = about["step"]
+    with _writing(run_dir):
+        path = _unfinished(run_dir, step)
+        if not path.exists():  # it has been saved before
+            path = _path(run_dir, step)
+        (path / ABOUT).parent.mkdir(exist_ok=True)
+        replace_text(path / ABOUT, json.dumps({**about, "files": _sizes(path)}))
+        path.rename(_path(run_dir, step))
+        for old in _superfluous(steps(run_dir), notes):
+            shutil.rmtree(_path(run_dir, old))
+    return ""
+
+
+def _unfinished(run_dir: RunDir, step: int) -> Path:
+    return _folder(run_dir) / f"{step}{UNFINISHED}"
 
 
 def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restored:
@@ -156,10 +211,8 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
     about = _about(run_dir, step)
     _check(pipe, about, _path(run_dir, step))
     wanted = _abstract_state(pipe, carries=about["carries"])
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(_tree(wanted)))
     try:
-        with _manager(run_dir) as manager:
-            arrays = manager.restore(step, args=args)["state"]
+        arrays = _arrays(run_dir, step, _tree(wanted))
     except _DAMAGE as error:  # of a kind that leaves the sizes as they were
         raise _damaged(run_dir, step, error) from error
     rows = _rows(wanted)
@@ -174,6 +227,25 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
         rate=about["rate"],
     )
     return Restored(state, _notes(about, found))
+
+
+def _arrays(run_dir: RunDir, step: int, wanted: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The wanted arrays of this process's stages, from whichever part has them, and what stands for the others."""
+    found = sorted(_path(run_dir, step).glob("state*"))
+    if not processes.are_several() and [part.name for part in found] == ["state"]:
+        with _manager(run_dir) as manager:
+            return manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted)))["state"]
+    arrays = {
+        part: {name: elsewhere(leaf, leaf.sharding) for name, leaf in named.items() if not is_here(leaf.sharding)}
+        for part, named in wanted.items()
+    }
+    here = {
+        part: {name: leaf for name, leaf in named.items() if name not in arrays[part]} for part, named in wanted.items()
+    }
+    for path in found:
+        for part, named in parts.read(path, here).items():
+            arrays[part].update(named)
+    return arrays
 
 
 def restore_best(pipe: Pipeline, run_dir: Path) -> Restored:
@@ -211,13 +283,10 @@ def _writing(run_dir: RunDir) -> Iterator[None]:
             raise OSError(str(error)[:200]) from error
 
 
-def _prune(manager: ocp.CheckpointManager, notes: Notes) -> None:
-    """Deletes all checkpoints but the last ones and the best."""
-    found = sorted(manager.all_steps())
-    kept = {*found[-KEPT:], notes.best.step if notes.best else None}
-    for step in found:
-        if step not in kept:
-            manager.delete(step)
+def _superfluous(found: Iterable[int], notes: Notes) -> list[int]:
+    """All checkpoints but the last ones and the best."""
+    kept = {*sorted(found)[-KEPT:], notes.best.step if notes.best else None}
+    return [step for step in found if step not in kept]
 
 
 def _path(run_dir: RunDir, step: int) -> Path:
@@ -226,7 +295,7 @@ def _path(run_dir: RunDir, step: int) -> Path:
 
 def _sizes(path: Path) -> dict[str, int]:
     """Bytes of each file that holds arrays of a checkpoint."""
-    files = sorted(file for file in (path / "state").rglob("*") if file.is_file())
+    files = sorted(file for part in path.glob("state*") for file in part.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files}
 
 

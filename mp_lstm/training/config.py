@@ -179,8 +179,10 @@ class TrainConfig:
     checkpoint_every: int | None = None
     # Validations in a row without a new best one after which the run ends; none: it does not.
     patience: int | None = None
-    # Train on this many emulated CPU devices; none: on the devices of the machine.
+    # Train on this many emulated CPU devices, those of all processes; none: on the devices of the machine.
     emulate_devices: int | None = None
+    # Several processes: seconds that one waits for what another sends before it ends; none: as long as that one lives.
+    step_timeout: float | None = 300.0
 
 
 @dataclass(frozen=True)
@@ -398,6 +400,7 @@ RANGES = {
     "train.checkpoint_every": _at_least(1),
     "train.patience": _at_least(1),
     "train.emulate_devices": _at_least(1, 1024),
+    "train.step_timeout": _POSITIVE,
 }
 
 _SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Config)

@@ -5,7 +5,8 @@
     train       steps, validations, checkpoints: see `loop`
     at the end  the last validation, the test with the best parameters, loss.png
 
-The run directory then holds checkpoints/, metrics.jsonl and loss.png.
+The run directory then holds checkpoints/, metrics.jsonl and loss.png. Of several processes, which all see that
+directory, the first one writes the last two.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.model import step_shape
 from mp_lstm.planning.plan import Plan
+from mp_lstm.runtime import processes
 from mp_lstm.training import checkpoint
 from mp_lstm.training.checkpoint import Restored
 from mp_lstm.training.evaluate import SplitResult, evaluate
 from mp_lstm.training.files import writing
 from mp_lstm.training.interrupt import stop_signal
 from mp_lstm.training.loop import Trainer, epoch_of
-from mp_lstm.training.metrics import FILE, MetricsWriter, counted_compilations, read_metrics
+from mp_lstm.training.metrics import FILE, counted_compilations, metrics_writer, read_metrics
 from mp_lstm.training.notes import Notes, Validation
 from mp_lstm.training.plots import plot_losses
 from mp_lstm.training.progress import progress
@@ -85,11 +87,11 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
     """
     began = time.perf_counter()
     run_dir = Path(run_dir)
-    _check_directory(run_dir, resume)
+    processes.by_the_first(lambda: _check_directory(run_dir, resume))
     state, notes = _begin(setup, run_dir)
     total = _total(setup)
     keep = notes.metrics_size if resume else None
-    with MetricsWriter(run_dir / FILE, keep=keep) as writer:
+    with metrics_writer(run_dir / FILE, keep=keep) as writer:
         writer.write("start", **_start(setup))
         print(_announcement(setup))
         if resume:
@@ -118,21 +120,23 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
                 programs=len(setup.pipe.programs),
                 compiled_after_warmup=compiled(),
             )
-    _plot(run_dir)
+    if processes.is_first():
+        _plot(run_dir)
     return result
 
 
-def _check_directory(run_dir: Path, resume: bool) -> None:
-    """Makes the directory of a new run; refuses to mix runs."""
+def _check_directory(run_dir: Path, resume: bool) -> str:
+    """Makes the directory of a new run; refuses to mix runs. Returns it."""
     if resume:
         if not run_dir.is_dir():
             raise InputError(f"{run_dir} is no run directory, so there is nothing to resume: train without --resume")
         _check_not_lost(run_dir)
-        return
+        return str(run_dir)
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
     if (run_dir / FILE).exists() or checkpoint.latest(run_dir) is not None:
         raise InputError(f"{run_dir} holds another run: pass --resume to continue it, or another --run-dir")
+    return str(run_dir)
 
 
 def _check_not_lost(run_dir: Path) -> None:
@@ -169,6 +173,8 @@ def warm_up(setup: Setup) -> None:
     for source in (sources.valid, sources.test):
         for batch in _examples(setup.plan, source):
             pipe.evaluate(state, batch, compile_only=True)
+    processes.meet("the first step")  # compiling may take one process longer than it would wait in a step
+    int(processes.largest(0))
 
 
 def _examples(plan: Plan, source: BatchSource) -> Iterator[Batch]:

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
@@ -24,10 +24,10 @@ from mp_lstm.data import BatchSource, Position, iterate
 from mp_lstm.errors import InputError
 from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.model import step_shape
-from mp_lstm.runtime import Metrics, State
+from mp_lstm.runtime import Metrics, State, processes
 from mp_lstm.training import checkpoint
 from mp_lstm.training.evaluate import evaluate
-from mp_lstm.training.metrics import MetricsWriter, Sums, perplexity
+from mp_lstm.training.metrics import MetricsWriter, Silent, Sums, perplexity
 from mp_lstm.training.notes import LastStep, Notes, Validation
 from mp_lstm.training.progress import Progress, Report
 from mp_lstm.training.setup import Setup
@@ -86,12 +86,13 @@ def is_non_monotone(losses: Sequence[float], loss: float, after: int) -> bool:
 
 
 class _Unread(NamedTuple):
-    """A step that has been dispatched: where it is in the run, and what it will have found."""
+    """A step that has been dispatched: where it is in the run, what it will have found, and a signal to stop."""
 
     step: int
     epoch: int
     learning_rate: float
     metrics: Metrics
+    signal: Any
 
 
 class Trainer:
@@ -116,7 +117,7 @@ class Trainer:
         *,
         total: int,
         began: float,
-        writer: MetricsWriter,
+        writer: MetricsWriter | Silent,
         shown: Progress,
     ):
         self.state = state
@@ -127,6 +128,7 @@ class Trainer:
         self._writer = writer
         self._shown = shown
         self._unread: _Unread | None = None
+        self._signal = 0  # the number of the one to stop, of any process
         self._began = began
         self._clock = time.perf_counter()
         self._seconds_before = notes.seconds
@@ -154,8 +156,8 @@ class Trainer:
         for after, batches in windows(source, self.notes.position, epochs=config.epochs, every_k=pipe.every_k):
             if self.state.step >= self._total:
                 break
-            self._step(after, batches)
-            step, epoch_ends, number = self.state.step, after[1] == 0, stop()
+            self._step(after, batches, stop() or 0)
+            step, epoch_ends, number = self.state.step, after[1] == 0, self._stopped(stop)
             improved = False
             if epoch_ends or _due(config.eval_every, step):
                 improved = self._validate(judge=epoch_ends)
@@ -192,8 +194,12 @@ class Trainer:
         if self.notes.sums.tokens:
             self._log()
 
-    def _step(self, after: Position, batches: list[Batch]) -> None:
-        """Dispatches a step, then reads the one before."""
+    def _stopped(self, stop: Callable[[], int | None]) -> int | None:
+        """The signal to stop after this step. Several processes stop alike: by what all of them knew a step ago."""
+        return self._signal or None if processes.are_several() else stop()
+
+    def _step(self, after: Position, batches: list[Batch], number: int) -> None:
+        """Dispatches a step, then reads the one before; `number` is that of a signal to stop, else 0."""
         pipe, update, lasting = self._setup.pipe, self.state.step, self.state.rate
         rate = lasting * self._relative_length(batches)
         window = pipe.place(batches)
@@ -202,7 +208,8 @@ class Trainer:
         self._read()
         self.notes = self.notes._replace(position=after)
         learning_rate = self._setup.learning_rate(update) * rate
-        self._unread = _Unread(self.state.step, epoch_of(after), learning_rate, metrics)
+        signal = processes.largest(number)
+        self._unread = _Unread(self.state.step, epoch_of(after), learning_rate, metrics, signal)
 
     def _relative_length(self, batches: Sequence[Batch]) -> float:
         """Factor on the rate where lengths are random: that of the batches by the configured one."""
@@ -215,8 +222,8 @@ class Trainer:
         """Waits for the step that was dispatched last, if it has not been read, and takes what it found."""
         if self._unread is None:
             return
-        (step, epoch, rate, metrics), self._unread = self._unread, None
-        loss, norm = float(metrics.loss), _number(metrics.grad_norm)
+        (step, epoch, rate, metrics, signal), self._unread = self._unread, None
+        loss, norm, self._signal = float(metrics.loss), _number(metrics.grad_norm), int(signal)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise InputError(self._not_finite(step, metrics))
         now = time.perf_counter()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mp_lstm.errors import InputError
+from mp_lstm.runtime import processes
 from mp_lstm.training.files import writing
 
 FILE = "metrics.jsonl"
@@ -73,6 +74,36 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def metrics_writer(path: Path, *, keep: int | None = None) -> Iterator[MetricsWriter | Silent]:
+    """The writer of a run's metrics: of several processes the first one writes.
+
+    Args:
+      path, keep: as `MetricsWriter` takes them.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder, metrics_writer(Path(folder) / "metrics.jsonl") as writer:
+      ...     writer.write("done", steps=3)
+      ...     writer.size
+      30
+    """
+    if not processes.is_first():
+        yield Silent()
+        return
+    with MetricsWriter(path, keep=keep) as writer:
+        yield writer
+
+
+class Silent:
+    """In place of a writer: writes nothing."""
+
+    size = 0
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Nothing."""
 
 
 def _finite(value: Any) -> Any:

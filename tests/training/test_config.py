@@ -121,9 +121,8 @@ def configs(draw: st.DrawFn) -> Config:
         weight_decay=st.floats(0, 1e300),
     )
     data = section(DataConfig, vocab_limit=st.integers(2, 10**6), batch_size=st.integers(1, 2**16))
-    return Config(
-        data, model, section(PipelineConfig), optimizer, section(TrainConfig, emulate_devices=st.integers(1, 1024))
-    )
+    train = section(TrainConfig, emulate_devices=st.integers(1, 1024), step_timeout=POSITIVE)
+    return Config(data, model, section(PipelineConfig), optimizer, train)
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:

@@ -1,0 +1,93 @@
+"""Any number of processes and stages finds what one process finds, and goes on where another number stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from distributed import worker
+from mp_lstm import cli, launch
+from mp_lstm.launcher import launch as launch_processes
+from several import launched, losses, write_place
+
+TRAIN = "train tiny.toml --run-dir"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_place(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "prepare", lambda *_: None)
+    return tmp_path
+
+
+def alone(words: str) -> None:
+    """Trains in this process."""
+    assert cli.main(words.split()) == 0
+
+
+def together(place: Path, words: str, **options: int) -> None:
+    """Trains in several processes."""
+    done = launched(place, words, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_four_processes_of_any_number_of_stages(place: Path, stages: int):
+    alone(f"{TRAIN} one --train.max_steps 4")
+    together(place, f"{TRAIN} four --train.max_steps 4 --pipeline.stages {stages}", processes=4)
+    assert losses(Path("four")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_tied_weights_over_three_stages_of_three_processes(place: Path):
+    words = "--train.max_steps 6 --pipeline.microbatches 2 --optimizer.max_norm 0.1"
+    alone(f"{TRAIN} one {words}")
+    together(place, f"{TRAIN} three {words} --pipeline.partition 1 2 1", processes=3)
+    assert losses(Path("three")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_stages_of_a_process_that_are_not_neighbours(place: Path):
+    words = "--train.max_steps 4 --optimizer.every_k 2"
+    alone(f"{TRAIN} one {words}")
+    together(place, f"{TRAIN} two {words} --pipeline.stages 4", each=2)
+    assert losses(Path("two")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_numbers_of_processes(place: Path):
+    words = "--data.mode contiguous --data.length 8 --optimizer.average True --optimizer.average_after 0"
+    alone(f"{TRAIN} one {words} --train.max_steps 12")
+    together(place, f"{TRAIN} moved {words} --train.max_steps 4")
+    alone("train --run-dir moved --resume --pipeline.stages 1 --train.max_steps 8 --train.emulate_devices 4")
+    together(place, "train --run-dir moved --resume --train.max_steps 10", processes=3)
+    together(place, "train --run-dir moved --resume --train.max_steps 12", processes=2)
+    assert losses(Path("moved")) == pytest.approx(losses(Path("one")), rel=1e-5)
+    alone("evaluate moved")
+
+
+@pytest.mark.slow
+def test_gradients_in_float64(tmp_path: Path, x64: None, devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    file = tmp_path / "found.npz"
+    assert launch_processes([sys.executable, worker.__file__, str(file)], 2) == 0
+    for found, wanted in zip(np.load(file).values(), worker.gradient(devices, 1), strict=True):
+        assert found.dtype == np.float64
+        assert np.linalg.norm(found - wanted) <= 1e-10 * np.linalg.norm(wanted)
+
+
+@pytest.mark.slow
+def test_what_several_processes_cannot_do_is_refused_by_all(place: Path):
+    done = launched(place, "train tiny.toml --run-dir run --pipeline.costs measured")
+    assert done.returncode == 2
+    assert "costs is 'measured', which several processes would measure differently: pass 'nominal'" in done.stdout
+    done = launched(place, "train tiny.toml --run-dir run --pipeline.stages 3")
+    assert done.returncode == 2
+    assert "3 stages for 2 devices" in done.stdout
+    assert not (place / "run").exists()
