@@ -49,6 +49,11 @@ class Elsewhere:
     dtype: Any
     sharding: NamedSharding
 
+    @property
+    def ndim(self) -> int:
+        """Number of its dimensions."""
+        return len(self.shape)
+
 
 def stage_sharding(place: Any) -> NamedSharding:
     """The sharding of what a stage has whole: on its device, or on each device of its group."""

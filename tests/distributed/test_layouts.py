@@ -61,6 +61,15 @@ def test_stages_of_a_process_that_are_not_neighbours(place: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("axis", ["data", "model"])
+def test_two_processes_of_two_devices_each(place: Path, axis: str):
+    words = f"--train.max_steps 6 --optimizer.max_norm 0.1 --data.vocab_limit 20 --pipeline.{axis}_parallel 2"
+    alone(f"{TRAIN} one {words} --pipeline.stages 1")
+    together(place, f"{TRAIN} two {words}", each=2)
+    assert losses(Path("two")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
 def test_a_run_moves_between_numbers_of_processes(place: Path):
     words = "--data.mode contiguous --data.length 8 --optimizer.average True --optimizer.average_after 0"
     alone(f"{TRAIN} one {words} --train.max_steps 12")
