@@ -40,6 +40,7 @@ from mp_lstm.runtime.placement import Tree, elsewhere, is_here, structs
 from mp_lstm.training import parts
 from mp_lstm.training.files import replace_text, writing
 from mp_lstm.training.notes import Notes, notes_from_json
+from mp_lstm.training.rows import rows_of, tree_of, unflattened
 
 FOLDER = "checkpoints"
 KEPT = 2
@@ -134,7 +135,7 @@ def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
         return
     with _writing(run_dir), _manager(run_dir, write=True) as manager:
         if state.step not in manager.all_steps():
-            args = ocp.args.Composite(state=ocp.args.StandardSave(_tree(state)), about=ocp.args.JsonSave(about))
+            args = ocp.args.Composite(state=ocp.args.StandardSave(tree_of(state)), about=ocp.args.JsonSave(about))
             manager.save(state.step, args=args, force=True)
         about["files"] = _sizes(_path(run_dir, state.step))
         replace_text(_path(run_dir, state.step) / ABOUT, json.dumps(about))
@@ -148,7 +149,7 @@ def _write_parts(run_dir: RunDir, state: State) -> None:
         _folder(run_dir),
         {
             part: {name: leaf for name, leaf in named.items() if is_here(leaf.sharding)}
-            for part, named in _tree(state).items()
+            for part, named in tree_of(state).items()
         },
     )
 
@@ -212,15 +213,15 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
     _check(pipe, about, _path(run_dir, step))
     wanted = _abstract_state(pipe, carries=about["carries"])
     try:
-        arrays = _arrays(run_dir, step, _tree(wanted))
+        arrays = _arrays(run_dir, step, tree_of(wanted))
     except _DAMAGE as error:  # of a kind that leaves the sizes as they were
         raise _damaged(run_dir, step, error) from error
-    rows = _rows(wanted)
+    rows = rows_of(wanted)
     key = jax.random.wrap_key_data(jnp.asarray(about["key"], jnp.uint32), impl=about["key_impl"])
     state = pipe.restore(
-        _unflattened(rows["params"], arrays["params"]),
-        _unflattened(rows["optimizer"], arrays["optimizer"]),
-        carry=_unflattened(rows["carry"], arrays["carry"]) if about["carries"] else None,
+        unflattened(rows["params"], arrays["params"]),
+        unflattened(rows["optimizer"], arrays["optimizer"]),
+        carry=unflattened(rows["carry"], arrays["carry"]) if about["carries"] else None,
         key=key,
         step=about["step"],
         batches=about["batches"],
@@ -344,33 +345,6 @@ def _notes(about: Mapping[str, Any], found: Sequence[int]) -> Notes:
     return notes if notes.best and notes.best.step in found else notes._replace(best=None)
 
 
-def _rows(state: State) -> dict[str, Sequence[Tree]]:
-    """What a state holds for each row; `carry` is empty where none is carried."""
-    return {
-        "params": [row for stage in state.stages for row in stage.own],
-        "optimizer": [row for stage in state.stages for row in stage.optimizer],
-        "carry": [row for stage in state.carry or () for row in stage],
-    }
-
-
-def _tree(state: State) -> dict[str, dict[str, Any]]:
-    """The arrays of a state by part and name."""
-    return {part: dict(_named(rows)) for part, rows in _rows(state).items()}
-
-
-def _named(rows: Sequence[Tree]) -> Iterator[tuple[str, Any]]:
-    """The leaves of each row, named after the row's number and their place in it: "3.kernel", "3[0].mu.kernel"."""
-    for i, row in enumerate(rows):
-        for path, leaf in jax.tree.leaves_with_path(row):
-            yield f"{i}{jax.tree_util.keystr(path)}", leaf
-
-
-def _unflattened(rows: Sequence[Tree], arrays: Mapping[str, Any]) -> tuple[Tree, ...]:
-    """Rows of the same structure with the named arrays in them."""
-    named = iter([arrays[name] for name, _ in _named(rows)])
-    return tuple(jax.tree.map(lambda _: next(named), row) for row in rows)
-
-
 def _abstract_state(pipe: Pipeline, *, carries: bool) -> State:
     """Shapes, types and shardings of a state, with the carried one where there is one."""
     state = pipe.abstract_state()
@@ -387,7 +361,7 @@ def _abstract_state(pipe: Pipeline, *, carries: bool) -> State:
 def _description(pipe: Pipeline) -> list[dict[str, Any]]:
     """What tells models and optimizers apart: name, parameters and optimiser state of each row, with their shapes."""
     state = pipe.abstract_state()
-    names, rows = [row.name for row in pipe.model.rows], _rows(state)
+    names, rows = [row.name for row in pipe.model.rows], rows_of(state)
 
     def shapes(row: Tree) -> dict[str, str]:
         return {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(row)}
