@@ -107,7 +107,7 @@ def test_a_wait_in_a_transfer_is_found(
 ) -> None:
     """By way of the host: what a stage sends is copied there and put on the other device."""
 
-    def by_the_host(tree: Any, sharding: Any) -> Any:
+    def by_the_host(tree: Any, sharding: Any, what: Any = "") -> Any:
         return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), sharding), tree)
 
     monkeypatch.setattr(walk, "transfer", by_the_host)

@@ -50,7 +50,7 @@ def waiting(what: str) -> Iterator[None]:
       ...     pass
     """
     _waits.append(Transfer(what, None))
-    yield
+    yield  # a wait that has failed stays: it is what the last line will name
     _waits.pop()
     _done[0] = what
 

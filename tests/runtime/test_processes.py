@@ -30,6 +30,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     coordinator = Coordinator()
     monkeypatch.setattr(processes, "_client", lambda: coordinator)
     monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.watchdog, "_waits", [])
 
     def become(number: int) -> None:
         monkeypatch.setattr(processes.jax, "process_index", lambda: number)

@@ -36,6 +36,7 @@ def said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watchdog, "INTERVAL", 0.01)
     monkeypatch.setattr(watchdog, "_ended", threading.Lock())
     monkeypatch.setattr(watchdog, "_done", ["nothing"])
+    monkeypatch.setattr(watchdog, "_waits", [])
     written: list[str] = []
 
     def end(status: int) -> None:
