@@ -7,11 +7,11 @@ last rows            devices[2]               devices[3]
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 from mp_lstm.errors import InputError
+from mp_lstm.planning.checks import positive
 
 
 class Group(NamedTuple):
@@ -72,15 +72,15 @@ def group_shape(
       >>> group_shape(4, None, 2), group_shape(None, None, 2)
       ((2, 2), (1, 2))
     """
-    model = _positive("model_parallel", model_parallel)
-    size = None if devices_per_stage is None else _positive("devices_per_stage", devices_per_stage)
+    model = positive("model_parallel", model_parallel)
+    size = None if devices_per_stage is None else positive("devices_per_stage", devices_per_stage)
     if data_parallel is None:
         if size is not None and size % model:
             raise InputError(
                 f"devices_per_stage is {size}, which model_parallel {model} does not divide: pass a multiple of it"
             )
         return (1 if size is None else size // model), model
-    data = _positive("data_parallel", data_parallel)
+    data = positive("data_parallel", data_parallel)
     if size not in (None, data * model):
         raise InputError(
             f"devices_per_stage is {size}, data_parallel {data} times model_parallel {model} is {data * model}: leave "
@@ -123,13 +123,3 @@ def grouped(devices: Sequence[Any], data: int, model: int) -> tuple[Any, ...]:
                     "devices, in the same order, or none"
                 )
     return tuple(groups)
-
-
-def _positive(name: str, value: SupportsIndex) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise InputError(f"{name} is {value!r}, wanted a whole number of at least 1: pass how many there are")
-    return number

@@ -16,6 +16,7 @@ import numpy as np
 
 from mp_lstm.errors import InputError
 from mp_lstm.planning.calibration import default_calibration
+from mp_lstm.planning.checks import positive
 from mp_lstm.planning.costs import Cost, CostModel
 from mp_lstm.planning.group import Group, group_shape, grouped
 from mp_lstm.planning.grouped import DIVIDED, GroupedCosts
@@ -94,7 +95,7 @@ def make_plan(
            8      4       2              2         10  zero_bubble
           32      8       4              2         10  zero_bubble
     """
-    size = _positive("batch_size", batch_size)
+    size = positive("batch_size", batch_size)
     ordered = _check_lengths(lengths)
     data, parts = group_shape(devices_per_stage, data_parallel, model_parallel)
     placed = grouped(_several("devices", devices, "devices=jax.devices()"), data, parts)
@@ -212,16 +213,6 @@ class _Cutting(NamedTuple):
     whole: str | None  # the row whose time cannot be cut
 
 
-def _positive(name: str, value: SupportsIndex) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name} is {value!r}, wanted an integer: pass a whole number of at least 1") from None
-    if number < 1:
-        raise InputError(f"{name} is {number}, wanted at least 1: pass a positive number")
-    return number
-
-
 def _several(name: str, values: Any, example: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable):
         raise InputError(f"{name} is {values!r}, wanted a sequence: pass e.g. {example}")
@@ -232,7 +223,7 @@ def _check_lengths(lengths: Sequence[SupportsIndex]) -> tuple[int, ...]:
     given = _several("lengths", lengths, "lengths=(16, 32, 64)")
     if not given:
         raise InputError("lengths is empty, wanted the buckets' lengths: pass e.g. lengths=(16, 32, 64)")
-    return tuple(sorted({_positive(f"lengths[{i}]", length) for i, length in enumerate(given)}))
+    return tuple(sorted({positive(f"lengths[{i}]", length) for i, length in enumerate(given)}))
 
 
 def _check_cutting(
@@ -242,8 +233,8 @@ def _check_cutting(
     chunk: SupportsIndex | None,
     microbatches: SupportsIndex | None,
 ) -> _Cutting:
-    steps = None if chunk is None else _positive("chunk", chunk)
-    slices = None if microbatches is None else _positive("microbatches", microbatches)
+    steps = None if chunk is None else positive("chunk", chunk)
+    slices = None if microbatches is None else positive("microbatches", microbatches)
     whole = next((layer.name for layer in model.rows if not layer.chunkable), None)
     if steps is not None and steps > lengths[-1]:
         raise InputError(
@@ -269,7 +260,7 @@ def _check_stages(
     """The numbers of stages to try, and the partition if it is fixed."""
     if not devices:
         raise InputError("devices is empty, wanted one for each stage: pass e.g. devices=jax.devices()")
-    count = None if stages is None else _positive("stages", stages)
+    count = None if stages is None else positive("stages", stages)
     if count is not None:
         check_stages(count, rows)
     sizes = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import operator
 from typing import SupportsIndex
 
 import jax
@@ -12,6 +11,7 @@ import optax
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.model import Model
+from mp_lstm.planning.checks import positive
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.constants import Constants
@@ -70,7 +70,7 @@ def make_pipeline(
         raise InputError(f"normalize is {normalize!r}, one of {', '.join(NORMALIZE)} is wanted")
     if max_norm is not None and not (isinstance(max_norm, numbers.Real) and max_norm > 0):
         raise InputError(f"max_norm is {max_norm!r}, a positive number or None is wanted")
-    window = _window(every_k)
+    window = positive("every_k", every_k)
     optimizers.check_leafwise(optimizer)
     stages = tuple(
         make_stage(model, i, rows, device, optimizer, max_norm=max_norm, remat=plan.remat)
@@ -80,17 +80,6 @@ def make_pipeline(
     constants = Constants(jnp.result_type(*(leaf.dtype for leaf in params)))
     engine = Engine(model, stages, Programs(program_bound(plan)), constants)
     return Pipeline(engine, plan, optimizer, normalize=normalize, every_k=window, donate=donate)
-
-
-def _window(every_k: SupportsIndex) -> int:
-    """Batches of a window."""
-    try:
-        window = operator.index(every_k)
-    except TypeError:
-        window = 0
-    if window < 1:
-        raise InputError(f"every_k is {every_k!r}, a whole number of at least 1 is wanted")
-    return window
 
 
 def program_bound(plan: Plan) -> int:

@@ -30,9 +30,9 @@ def test_sizes_that_are_not_given_follow(given: tuple[Any, Any, Any], expected: 
     [
         ((3, None, 2), "devices_per_stage is 3, which model_parallel 2 does not divide: pass a multiple of it"),
         ((4, 3, 2), "devices_per_stage is 4, data_parallel 3 times model_parallel 2 is 6: leave devices_per_stage out"),
-        ((0, None, 1), "devices_per_stage is 0, wanted a whole number of at least 1: pass how many there are"),
-        ((None, 1.5, 1), "data_parallel is 1.5, wanted a whole number of at least 1"),
-        ((None, None, -1), "model_parallel is -1, wanted a whole number of at least 1"),
+        ((0, None, 1), "devices_per_stage is 0, wanted at least 1: pass a positive number"),
+        ((None, 1.5, 1), "data_parallel is 1.5, wanted an integer: pass a whole number of at least 1"),
+        ((None, None, -1), "model_parallel is -1, wanted at least 1"),
     ],
 )
 def test_sizes_that_cannot_be(given: tuple[Any, Any, Any], message: str) -> None:

@@ -393,12 +393,12 @@ def test_programs_are_as_few_as_stated(nothing_is_compiled: None, plan: dict[str
     ("options", "message"),
     [
         ({"normalize": "token"}, "normalize is 'token', one of tokens, rows is wanted"),
-        ({"every_k": 0}, "every_k is 0, a whole number of at least 1 is wanted"),
-        ({"every_k": 1.5}, "every_k is 1.5, a whole number of at least 1 is wanted"),
+        ({"every_k": 0}, "every_k is 0, wanted at least 1"),
+        ({"every_k": 1.5}, "every_k is 1.5, wanted an integer"),
         ({"max_norm": 0.0}, "max_norm is 0.0, a positive number or None is wanted"),
         ({"max_norm": float("nan")}, "max_norm is nan, a positive number or None is wanted"),
         ({"max_norm": "5"}, "max_norm is '5', a positive number or None is wanted"),
-        ({"every_k": "2"}, "every_k is '2', a whole number of at least 1 is wanted"),
+        ({"every_k": "2"}, "every_k is '2', wanted an integer"),
     ],
 )
 def test_refuses_options_out_of_range(pipe: mp_lstm.Pipeline, options: dict[str, Any], message: str) -> None:
