@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,12 +106,16 @@ def intervals_of(data: Any) -> tuple[Interval, ...]:
     return tuple(sorted(found, key=lambda interval: interval.start))
 
 
-def timelines_of(intervals: Iterable[Interval], schedules: Sequence[Schedule]) -> tuple[Timeline, ...]:
+def timelines_of(
+    intervals: Iterable[Interval], schedules: Sequence[Schedule], nothing: Container[tuple[str, int]] = ()
+) -> tuple[Timeline, ...]:
     """Pairs what ran with the tasks of the steps that ran.
 
     Args:
       intervals: of all programs, in order of their start.
       schedules: of each step, in order.
+      nothing: kind and stage of tasks that compute nothing, as B of an embedding: no profile has them, and they take no
+        time as soon as what their device does before them is done.
 
     Returns:
       For each step the start and end of its tasks, in seconds since the first of them began, and what that makes its
@@ -132,16 +136,23 @@ def timelines_of(intervals: Iterable[Interval], schedules: Sequence[Schedule]) -
     for interval in intervals:
         if interval.kind:
             ran.setdefault((interval.kind, interval.stage), []).append(interval)
-    _check_complete(ran, schedules)
+    tasks = [(task.kind, task.stage) for schedule in schedules for task in schedule.tasks]
+    _check_complete(ran, Counter(task for task in tasks if task not in nothing))
     nth = {key: iter(found) for key, found in ran.items()}
-    return tuple(
-        _timeline(schedule, {task: next(nth[task.kind, task.stage]) for task in schedule.tasks})
-        for schedule in schedules
-    )
+
+    def of(schedule: Schedule) -> dict[Task, Interval]:
+        found: dict[Task, Interval] = {}
+        before: dict[int, Interval] = {}  # by device
+        for task in schedule.tasks:
+            key, device = (task.kind, task.stage), schedule.devices[task.stage]
+            interval = before[device]._replace(start=before[device].end) if key in nothing else next(nth[key])
+            found[task] = before[device] = interval
+        return found
+
+    return tuple(_timeline(schedule, of(schedule)) for schedule in schedules)
 
 
-def _check_complete(ran: Mapping[tuple[str, int], list[Interval]], schedules: Sequence[Schedule]) -> None:
-    wanted = Counter((task.kind, task.stage) for schedule in schedules for task in schedule.tasks)
+def _check_complete(ran: Mapping[tuple[str, int], list[Interval]], wanted: Counter[tuple[str, int]]) -> None:
     for kind, stage in sorted({*wanted, *ran}):
         found = len(ran.get((kind, stage), ()))
         if found != wanted[kind, stage]:
@@ -191,7 +202,9 @@ def measure_steps(pipe: Pipeline, state: State, windows: Iterable[Window]) -> tu
         device: _union([task for task in tasks if pipe.plan.device_indices[task.stage] == device]) / span
         for device in sorted(set(pipe.plan.device_indices))
     }
-    steps = timelines_of(intervals, [pipe.plan.schedule(window.lengths) for window in windows])
+    programs = {key: program for window in windows for n in window.lengths for key, program in pipe.programs[n].items()}
+    nothing = {(KINDS.get(key.phase, ""), key.stage) for key, program in programs.items() if not program.computes}
+    steps = timelines_of(intervals, [pipe.plan.schedule(window.lengths) for window in windows], nothing)
     return state, Measured(intervals, span / len(windows), busy, steps)
 
 

@@ -122,6 +122,11 @@ class Program:
         computed = self._compiled(*leaves)
         return jax.tree.unflatten(self._out_tree, [leaves[i] if given else computed[i] for given, i in self._sources])
 
+    @property
+    def computes(self) -> bool:
+        """Whether it computes anything: B of an embedding only hands on what it was given."""
+        return not all(given for given, _ in self._sources)
+
     def results(self) -> Tree:
         """Structs of what a call returns."""
         return self._results

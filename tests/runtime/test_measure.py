@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -136,3 +137,17 @@ def test_measured_steps() -> None:
         # were an interval another task's, one would begin before what it needs has ended
         for task in schedule.tasks:
             assert all(step.start[task] >= step.end[need] for need in dependencies(schedule, task))
+
+
+def test_tasks_that_compute_nothing_take_no_time() -> None:
+    """B of a stage that has the embedding alone is in no profile: such plans could not be measured once."""
+    pipe = examples.pipeline(mp_lstm.language_model(**examples.SIZES), lengths=(4,), partition=(1, 3), chunk=2)
+    batch = examples.random_batch(np.random.default_rng(0), 4, 4)
+    state, _ = pipe.step(pipe.init(jax.random.key(0)), batch)
+    _, measured = measure_steps(pipe, state, [batch])
+    (step,) = measured.steps
+    nothing = [task for task in step.start if (task.kind, task.stage) == ("B", 0)]
+    assert len(nothing) == 2
+    for task in step.start:
+        assert (step.end[task] == step.start[task]) == (task in nothing)
+        assert 0 <= step.start[task] <= step.makespan
