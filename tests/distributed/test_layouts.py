@@ -36,37 +36,31 @@ def together(place: Path, words: str, **options: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_four_processes_of_any_number_of_stages(place: Path, stages: int):
-    alone(f"{TRAIN} one --train.max_steps 4")
-    together(place, f"{TRAIN} four --train.max_steps 4 --pipeline.stages {stages}", processes=4)
-    assert losses(Path("four")) == pytest.approx(losses(Path("one")), rel=1e-5)
+CLIP = "--optimizer.max_norm 0.1"
 
 
 @pytest.mark.slow
-def test_tied_weights_over_three_stages_of_three_processes(place: Path):
-    words = "--train.max_steps 6 --pipeline.microbatches 2 --optimizer.max_norm 0.1"
-    alone(f"{TRAIN} one {words}")
-    together(place, f"{TRAIN} three {words} --pipeline.partition 1 2 1", processes=3)
-    assert losses(Path("three")) == pytest.approx(losses(Path("one")), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_stages_of_a_process_that_are_not_neighbours(place: Path):
-    words = "--train.max_steps 4 --optimizer.every_k 2"
-    alone(f"{TRAIN} one {words}")
-    together(place, f"{TRAIN} two {words} --pipeline.stages 4", each=2)
-    assert losses(Path("two")) == pytest.approx(losses(Path("one")), rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axis", ["data", "model"])
-def test_two_processes_of_two_devices_each(place: Path, axis: str):
-    words = f"--train.max_steps 6 --optimizer.max_norm 0.1 --data.vocab_limit 20 --pipeline.{axis}_parallel 2"
-    alone(f"{TRAIN} one {words} --pipeline.stages 1")
-    together(place, f"{TRAIN} two {words}", each=2)
-    assert losses(Path("two")) == pytest.approx(losses(Path("one")), rel=1e-5)
+@pytest.mark.parametrize(
+    ("words", "cut", "started"),
+    [
+        *(("", f"--pipeline.stages {stages}", {"processes": 4}) for stages in (1, 2, 3, 4)),
+        (f"--pipeline.microbatches 2 {CLIP}", "--pipeline.partition 1 2 1", {"processes": 3}),
+        ("--optimizer.every_k 2", "--pipeline.stages 4", {"each": 2}),
+        (f"--data.vocab_limit 20 {CLIP}", "--pipeline.data_parallel 2", {"each": 2}),
+        (f"--data.vocab_limit 20 {CLIP}", "--pipeline.model_parallel 2", {"each": 2}),
+    ],
+    ids=[
+        *(f"four processes, stages {stages}" for stages in (1, 2, 3, 4)),
+        "tied weights over three stages of three processes",
+        "stages of a process that are not neighbours",
+        "two devices a process, rows divided",
+        "two devices a process, vocabulary divided",
+    ],
+)
+def test_losses_are_those_of_one_process(place: Path, words: str, cut: str, started: dict[str, int]):
+    alone(f"{TRAIN} one --train.max_steps 6 {words}")
+    together(place, f"{TRAIN} several --train.max_steps 6 {words} {cut}", **started)
+    assert losses(Path("several")) == pytest.approx(losses(Path("one")), rel=1e-5)
 
 
 @pytest.mark.slow
