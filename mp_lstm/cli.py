@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mp-lstm: interrupted", file=sys.stderr)
         return _ended(1)
-    except Exception as error:
+    except Exception as error:  # whatever it is, peers wait for this process: it must end, and not clean up with them
         if launch.is_member():
             launch.fail(error)
         raise

@@ -212,7 +212,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"check_cluster: {error}", file=sys.stderr)
         return launch.leave(2) if launch.is_member() else 2
-    except Exception as error:
+    except Exception as error:  # whatever it is, peers wait for this process: it must end, and not clean up with them
         if launch.is_member():
             launch.fail(error)
         raise

@@ -61,7 +61,7 @@ def _watch(limit: float | None) -> None:
         time.sleep(INTERVAL)
         try:
             _drop_done()
-        except Exception as error:
+        except Exception as error:  # of what kind a broken connection's is, differs by collectives and JAX's version
             give_up(stopped(error))
         head = _head()
         if head is not seen or head is None:
