@@ -174,6 +174,7 @@ class CalibratedCosts:
         return RowMemory(
             parameters=parameters,
             state=STATE_VALUES * parameters + cost.prepared_bytes,
+            largest=parameters,  # as if they were one array
             saved=cost.saved_bytes,
             kept=cost.kept_bytes,
             tape=cost.tape_bytes,

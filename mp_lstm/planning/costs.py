@@ -75,11 +75,12 @@ class Seconds(NamedTuple):
 
 
 class RowMemory(NamedTuple):
-    """Bytes of one placement row; all but the first two for one unit, linear in its batch rows times its time steps.
+    """Bytes of one placement row; all but the first three for one unit, linear in its batch rows times its time steps.
 
     Args:
       parameters: of the parameters the row owns; their gradients take as much again.
       state: of the optimiser's state of them, and of the copies that are made of them for F and B.
+      largest: of the largest array among the parameters.
       saved: arrays that F makes and B reads last (an LSTM's gates and cells).
       kept: arrays that F makes and W reads last (an LSTM's y, which is in the tape too).
       tape: arrays that B makes and W reads.
@@ -90,6 +91,7 @@ class RowMemory(NamedTuple):
 
     parameters: int
     state: int
+    largest: int
     saved: int
     kept: int
     tape: int

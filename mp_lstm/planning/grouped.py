@@ -79,7 +79,7 @@ class GroupedCosts:
         # What a stage sends is counted in the whole: `transfer` divides it, and the next stage's device has its part.
         if self._kinds[row] not in DIVIDED or self._model == 1:
             return held
-        names = ("parameters", "state", "scratch_weight")
+        names = ("parameters", "state", "largest", "scratch_weight")
         if self._kinds[row] == "head":
             names += ("kept", "saved", "scratch_forward", "scratch_backward")  # errors and logits
         return held._replace(**{name: -(-getattr(held, name) // self._model) for name in names})

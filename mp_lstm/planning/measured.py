@@ -114,7 +114,7 @@ class MeasuredCosts:
             table = self._tables.setdefault((point.like, point.device_kind, point.kind), {})
             table[point.rows, point.time] = (point.alone, point.shared)
         for point in self.memories:
-            self._tables.setdefault(point.like, {})[point.rows, point.time] = tuple(map(float, point.bytes[2:]))
+            self._tables.setdefault(point.like, {})[point.rows, point.time] = tuple(map(float, point.bytes[OWNED:]))
 
     def seconds(self, kind: Kind, row: int, rows: int, time: int, device: Any) -> Seconds:
         """Time of a row's task: F and B of one unit, W of a micro-batch's joined chunks, U of a step.
@@ -134,7 +134,7 @@ class MeasuredCosts:
         """
         use = self._row(row)
         scaled = map(round, self._value(use.like, rows, time))
-        owned = next(point.bytes[:2] for point in self.memories if point.like == use.like)
+        owned = next(point.bytes[:OWNED] for point in self.memories if point.like == use.like)
         held = RowMemory(*owned, *scaled)
         # An x that the row below does not keep is this row's wherever the stage begins.
         return held if use.given else held._replace(kept=held.kept + held.input, input=0)
@@ -216,6 +216,7 @@ class MeasuredCosts:
         return self._known[key]
 
 
+OWNED = 3  # fields of `RowMemory` that do not grow with a unit
 _FIELDS = ("label", "rows", "tasks", "memories", "overheads", "links")
 
 

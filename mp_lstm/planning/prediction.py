@@ -139,15 +139,16 @@ def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, r
     """What a stage of the given rows holds.
 
     F, B and W run their rows one after another, so their temporaries are those of the largest row. W joins a row's
-    chunks, each array copied, but for its x: that has the place of another that W is done with. Where it adds to a
-    gradient it makes the row's own first (but an embedding's, which it adds to in place).
+    chunks, each array copied, but for its x: that has the place of another that W is done with. What B made for it may
+    lie where the largest gradient of another row will, if that is new. Where W adds to a gradient it makes the row's
+    own first (but an embedding's, which it adds to in place).
 
     With remat "layer" F keeps the input of every row and with "stage" that of the stage. B makes what W reads, and what
     it reads itself is among its temporaries.
     """
     rows, padded = bucket.rows_per_microbatch, bucket.chunk * bucket.chunks
     held = [costs.memory(row, rows, bucket.chunk) for row in indices]
-    joined = [bucket.chunks * part if bucket.chunks > 1 else 0 for part in _joined(held)]
+    joined = _joined(held, bucket.chunks, new=bucket.microbatches == 1) if bucket.chunks > 1 else [0] * len(held)
     added = [costs.memory(row, rows, padded).scratch_weight if bucket.microbatches > 1 else 0 for row in indices]
     saved, kept, tape = (sum(getattr(part, name) for part in held) for name in ("saved", "kept", "tape"))
     if remat != "none":
@@ -167,11 +168,13 @@ def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, r
     )
 
 
-def _joined(held: Sequence[RowMemory]) -> list[int]:
-    """What W joins of each row, for each chunk; x is not counted, also where no row below keeps it."""
+def _joined(held: Sequence[RowMemory], chunks: int, *, new: bool) -> list[int]:
+    """What W joins of each row and needs memory for; x is not counted, also where no row below keeps it."""
     below = [0, *(part.output for part in held[:-1])]
     own = [0 if part.input else x for part, x in zip(held, below, strict=True)]
-    return [part.tape + max(0, part.kept - x) for part, x in zip(held, own, strict=True)]
+    rooms = [max((part.largest for part in held if part is not row), default=0) if new else 0 for row in held]
+    tapes = [chunks * row.tape if chunks * row.tape > room else 0 for row, room in zip(held, rooms, strict=True)]
+    return [tape + chunks * max(0, part.kept - x) for tape, part, x in zip(tapes, held, own, strict=True)]
 
 
 def _scratch_backward(held: Sequence[RowMemory], remat: str) -> int:

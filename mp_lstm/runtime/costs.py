@@ -19,7 +19,6 @@ import platform
 import statistics
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -203,7 +202,8 @@ def _measure_kind(
             1,
             bench.point(devices, what, lambda work=update: {"U": _measure([work], devices, bench.repeats)[0][0]}),
         )
-        parameters = nbytes(row.own), nbytes(update.args[1]) + singles.prepared_bytes(row)
+        largest = max(map(nbytes, jax.tree.leaves(row.own)), default=0)
+        owned = nbytes(row.own), nbytes(update.args[1]) + singles.prepared_bytes(row), largest
         for rows, time in shapes:
             accumulates = rows < batch_size
             what = {"what": "FBW", "like": like, "rows": rows, "time": time, "add": accumulates}
@@ -213,13 +213,13 @@ def _measure_kind(
                 lambda row=row, shape=(rows, time), add=accumulates: _row(bench, row, *shape, add, devices),
             )
             add(like, rows, time, found["seconds"])
-            memories.append(MemoryPoint(like, rows, time, RowMemory(*parameters, *found["bytes"])))
+            memories.append(MemoryPoint(like, rows, time, RowMemory(*owned, *found["bytes"])))
             keeps_y[like] = found["keeps_y"]
     return _Kind(overhead, tuple(tasks), tuple(memories), keeps_y)
 
 
 def _row(bench: _Bench, row: Single, rows: int, time: int, add: bool, devices: Sequence[Device]) -> dict[str, Any]:
-    """One point: seconds of F, B and W, and the row's bytes, as `RowMemory` has them behind the first two."""
+    """One point: seconds of F, B and W, and the row's bytes, as `RowMemory` has them behind the first three."""
     works = [singles.forward(row, rows, time), *singles.backward_and_weight(row, rows, time, add=add)]
     (f, forward), (b, backward), (w, weight) = _measure(works, devices, bench.repeats)
     arrays = row_arrays(forward, backward, works[0].args, works[1].args)
@@ -239,10 +239,10 @@ def _measure(works: Sequence[Work], devices: Sequence[Device], repeats: int) -> 
         args = structs(work.args, sharding)
         return Program(f"stage0_{work.phase}", work.function, args, work.donate, work.phase)
 
-    # Compiling takes most of the time, and one core for each program.
-    with ThreadPoolExecutor() as pool:
-        futures = [[pool.submit(compiled, work, sharding) for sharding in shardings] for work in works]
-        programs = [[future.result() for future in row] for row in futures]
+    programs = [[compiled(work, sharding) for sharding in shardings] for work in works]
+    for row in programs:
+        for program in row:
+            program.wait()  # none is timed while others are compiled
     found = []
     for work, row in zip(works, programs, strict=True):
         series = [_Series(program, work, sharding) for program, sharding in zip(row, shardings, strict=True)]

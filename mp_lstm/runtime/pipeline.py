@@ -374,7 +374,7 @@ class Pipeline:
         if self.keeps_average:
             averages_of(self._engine, state.stages, compile_only=True)
             start_averages(self._engine, state.stages, compile_only=True)
-        return None
+        return self.programs.wait()
 
     def abstract_state(self) -> State:
         """Shapes, types and shardings of a state."""

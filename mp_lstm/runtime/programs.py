@@ -3,12 +3,19 @@
 A compiled program is pinned to its stage's devices and to its shapes: anything else raises, so that no transfer and no
 recompilation can slip in. It does not return what it was given, nor the same value twice: saved activations that are
 inputs, or outputs too, are put back by the host, which saves their copies.
+
+Compiling takes one core a program, so threads do it: a program is in work once it is made, and the first call waits.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +25,11 @@ from jax.sharding import NamedSharding
 from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.partition import ON_PARTS, axis_sizes, over_parts, part_of, result_shardings, stage_of
 from mp_lstm.runtime.placement import Tree, standing_for, structs
+
+CORES = os.cpu_count() or 1
+_COMPILERS = ThreadPoolExecutor(CORES, thread_name_prefix="compiler")
+_WAITING = threading.BoundedSemaphore(2 * CORES)
+"""Few programs wait to be compiled, since an interrupted process compiles these before it ends."""
 
 
 class ProgramKey(NamedTuple):
@@ -85,6 +97,21 @@ def traced(function: Callable[..., Tree], args: tuple[Tree, ...], donate: tuple[
     return Traced(fresh, leaves, donated, shardings, closed.jaxpr, sources, jax.tree.unflatten(trees[-1], results))
 
 
+class Compiled(NamedTuple):
+    """An executable, and when it was there."""
+
+    executable: Any
+    ended: float
+
+
+def _compile(lowered: Any, options: dict[str, Any]) -> Compiled:
+    try:
+        executable = lowered.compile(compiler_options=options)
+    finally:
+        _WAITING.release()
+    return Compiled(executable, time.perf_counter())
+
+
 class Program:
     """One compiled executable of one stage.
 
@@ -104,22 +131,37 @@ class Program:
         donate: tuple[int, ...] = (),
         phase: str = "",
     ):
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         trace = traced(function, args, donate, phase)
         trace.function.__name__ = trace.function.__qualname__ = name
         (device, *_) = trace.leaves[0].sharding.device_set
         options = compiler_options(phase, device, trace.jaxpr)
         jitted = jax.jit(trace.function, donate_argnums=sorted(trace.donated), out_shardings=trace.shardings)
-        self._compiled = jitted.lower(*trace.leaves).compile(compiler_options=options)
+        lowered = jitted.lower(*trace.leaves)
+        _WAITING.acquire()
+        self._future = _COMPILERS.submit(_compile, lowered, options)
         self._sources, self._results = trace.sources, trace.results
         self._out_tree = jax.tree.structure(trace.results)
         self.name = name
-        self.seconds = time.perf_counter() - began
+
+    @cached_property
+    def executable(self) -> Any:
+        """What was compiled; waits for it."""
+        return self._future.result().executable
+
+    @property
+    def ended(self) -> float:
+        """When its compilation ended; waits for it."""
+        return self._future.result().ended
+
+    def wait(self) -> None:
+        """Waits until it is compiled."""
+        self._future.result()
 
     def __call__(self, *args: Tree) -> Tree:
         """Enqueues the program."""
         leaves = jax.tree.leaves(args)
-        computed = self._compiled(*leaves)
+        computed = self.executable(*leaves)
         return jax.tree.unflatten(self._out_tree, [leaves[i] if given else computed[i] for given, i in self._sources])
 
     @property
@@ -133,7 +175,7 @@ class Program:
 
     def memory(self) -> Any:
         """XLA's account of the program's memory: bytes of arguments, outputs, temporaries."""
-        return self._compiled.memory_analysis()
+        return self.executable.memory_analysis()
 
 
 def _leaf_positions(args: tuple[Tree, ...], positions: tuple[int, ...]) -> set[int]:
@@ -168,7 +210,7 @@ def _sources(jaxpr: Any, donated: set[int]) -> tuple[list[tuple[bool, int]], lis
 
 
 class Report(NamedTuple):
-    """Programs compiled, the seconds that took, and the stated bound on their number."""
+    """Programs compiled, the seconds in which some were, and the stated bound on their number."""
 
     programs: int
     seconds: float
@@ -241,9 +283,14 @@ class Programs:
         abstract, standing = self._elsewhere[key]
         return abstract if compile_only else standing
 
+    def wait(self) -> None:
+        """Waits until every program is compiled."""
+        for program in self._programs.values():
+            program.wait()
+
     def report(self) -> Report:
-        """Counts and seconds."""
-        seconds = sum(program.seconds for program in self._programs.values())
+        """Counts and seconds; waits for what is being compiled."""
+        seconds = covered([(program.began, program.ended) for program in self._programs.values()])
         by_length = {length: len(keys) for length, keys in sorted(self._by_length.items())}
         return Report(len(self), seconds, self.bound, by_length)
 
@@ -252,3 +299,17 @@ class Programs:
         self._programs.clear()
         self._by_length.clear()
         self._elsewhere.clear()
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of what some intervals cover together.
+
+    Example:
+      >>> covered([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)])
+      4.0
+    """
+    length, reached = 0.0, -math.inf
+    for began, ended in sorted(intervals):
+        length += max(0.0, ended - max(began, reached))
+        reached = max(reached, ended)
+    return length

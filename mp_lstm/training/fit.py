@@ -173,6 +173,7 @@ def warm_up(setup: Setup) -> None:
     for source in (sources.valid, sources.test):
         for batch in _examples(setup.plan, source):
             pipe.evaluate(state, batch, compile_only=True)
+    pipe.programs.wait()
     processes.meet("the first step")  # compiling may take one process longer than it would wait in a step
     int(processes.largest(0))
 

@@ -288,5 +288,5 @@ def test_a_pipeline_on_a_gpu_runs_the_kernel() -> None:
         params, key = examples.random_params(model), jax.random.key(3)
         loss, gradients = pipe.value_and_grad(pipe.load(params, key=key), batch)
         expected = reference.run(reference.Spec(layers=2, dropout=0.4), params, [batch], key=key)
-    assert any("dnn_rnn" in program._compiled.as_text() for program in pipe.programs[6].values())
+    assert any("dnn_rnn" in program.executable.as_text() for program in pipe.programs[6].values())
     assert_close((loss, gradients), expected.mean(), 2e-5)

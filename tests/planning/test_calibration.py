@@ -70,8 +70,8 @@ def test_devices_differ_and_share_nothing():
 
 def test_memory_of_a_row():
     memory = COSTS.memory(0, 2, 4)
-    assert (memory.parameters, memory.state, memory.scratch_weight) == (28, 56, 28)
-    assert memory[2:7] == (40, 11, 13, 17, 9)
+    assert (memory.parameters, memory.state, memory.largest, memory.scratch_weight) == (28, 56, 28, 28)
+    assert memory[3:8] == (40, 11, 13, 17, 9)
     assert (memory.scratch_forward, memory.scratch_backward) == (23, 23)
 
 

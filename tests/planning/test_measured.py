@@ -27,6 +27,7 @@ from mp_lstm.planning.measured import (
 MEMORY = RowMemory(
     parameters=400,
     state=800,
+    largest=300,
     saved=70,
     kept=10,
     tape=50,
@@ -56,7 +57,7 @@ def costs() -> MeasuredCosts:
     ]
     tasks += [TaskPoint(like, "cpu", "U", 1, 1, 3.0, 4.0) for like in ("embed", "lstm")]
     linear = [
-        MemoryPoint(like, 20, time, RowMemory(400, 800, *(20 * time * part for part in MEMORY[2:])))
+        MemoryPoint(like, 20, time, RowMemory(*MEMORY[:3], *(20 * time * part for part in MEMORY[3:])))
         for like in ("embed", "lstm")
         for time in (4, 60)
     ]
@@ -105,7 +106,7 @@ def test_transfers(costs: MeasuredCosts) -> None:
 
 
 def test_bytes_scale_with_rows_and_time_and_parameters_do_not(costs: MeasuredCosts) -> None:
-    expected = RowMemory(400, 800, *(5 * 30 * part for part in MEMORY[2:]))
+    expected = RowMemory(*MEMORY[:3], *(5 * 30 * part for part in MEMORY[3:]))
     assert costs.memory(2, 5, 30) == expected
 
 

@@ -16,6 +16,7 @@ ROWS = (
     RowMemory(
         parameters=1000,
         state=2000,
+        largest=25,
         saved=100,
         kept=10,
         tape=20,
@@ -28,6 +29,7 @@ ROWS = (
     RowMemory(
         parameters=3000,
         state=6000,
+        largest=40,
         saved=50,
         kept=7,
         tape=30,
@@ -40,8 +42,10 @@ ROWS = (
 )
 
 
-def held(*, chunks: int = 1, microbatches: int = 1, remat: str = "none") -> StageMemory:
-    costs: Any = SimpleNamespace(memory=lambda row, rows, time: ROWS[row])
+def held(*, chunks: int = 1, microbatches: int = 1, remat: str = "none", largest: int = 25) -> StageMemory:
+    """A stage of both rows; `largest` is of the first."""
+    held_by = (ROWS[0]._replace(largest=largest), ROWS[1])
+    costs: Any = SimpleNamespace(memory=lambda row, rows, time: held_by[row])
     return stage_memory(costs, (0, 1), BucketPlan(4 * chunks, 4, chunks, microbatches, 2), remat)
 
 
@@ -63,6 +67,13 @@ def test_rows_add_up_but_for_their_temporaries() -> None:
 
 def test_the_chunks_of_a_row_are_joined_before_those_of_the_next() -> None:
     assert held(chunks=3) == held()._replace(scratch_weight=3 * (7 + 30))
+
+
+def test_what_is_joined_may_lie_where_another_rows_gradient_will() -> None:
+    """Of the second row the tape alone, so the first one's joined arrays are the larger ones then."""
+    assert held(chunks=3, largest=90) == held()._replace(scratch_weight=3 * (10 + 20))
+    assert held(chunks=3, largest=89) == held(chunks=3)
+    assert held(chunks=3, microbatches=2, largest=90) == held(chunks=3, microbatches=2)
 
 
 def test_where_microbatches_are_added_a_row_makes_its_own_gradient_first() -> None:

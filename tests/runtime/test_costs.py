@@ -232,9 +232,9 @@ def test_arguments_out_of_range(changed: dict[str, Any], message: str) -> None:
         measure_costs(language_model(), **arguments)
 
 
-def test_a_memory_has_ten_numbers() -> None:
+def test_a_memory_has_eleven_numbers() -> None:
     """What a point on disk holds is positional: a field more would shift them."""
-    assert RowMemory._fields[2:] == (
+    assert RowMemory._fields[3:] == (
         "saved",
         "kept",
         "tape",

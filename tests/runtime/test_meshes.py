@@ -170,7 +170,7 @@ def test_no_program_holds_more_than_its_part_of_the_logits() -> None:
     pipe = pipeline(model, Mesh((3,), data=2, model=2), **cut)
     batch = examples.padded(random_batch(np.random.default_rng(0), time, rows), time, rows)
     pipe.warm_up([batch])
-    texts = {key.phase: program._compiled.as_text() for key, program in pipe.programs._programs.items()}
+    texts = {key.phase: program.executable.as_text() for key, program in pipe.programs._programs.items()}
     assert {"forward", "backward", "weight_gradient", "evaluate", "square_norm", "update"} <= texts.keys()
     largest = {
         phase: max(math.prod(map(int, sizes.split(","))) for sizes in ARRAY.findall(text) or ["1"])
