@@ -71,19 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except InputError as error:
         print(f"mp-lstm: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return _ended(2)
+        return launch.leave(2)
     except KeyboardInterrupt:
         print("mp-lstm: interrupted", file=sys.stderr)
-        return _ended(1)
-    except Exception as error:  # whatever it is, peers wait for this process: it must end, and not clean up with them
-        if launch.is_member():
-            launch.fail(error)
-        raise
-
-
-def _ended(status: int) -> int:
-    """The exit status; one of several processes ends with it here, since others may wait for it."""
-    return launch.leave(status) if launch.is_member() else status
+        return launch.leave(1)
+    except Exception as error:  # whatever it is, peers may wait for this process
+        launch.fail(error)
 
 
 def _run(words: list[str]) -> int:

@@ -282,36 +282,38 @@ def _say_why_on_abort() -> None:
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _handlers[-1])
 
 
-def is_member() -> bool:
-    """Whether this process has joined others.
-
-    Example:
-      >>> is_member()
-      False
-    """
+def _is_member() -> bool:
+    """Whether this process has joined others."""
     return bool(_handlers)
 
 
 def fail(error: Exception) -> NoReturn:
-    """Ends a process that an error has reached: with one line where another process has stopped.
+    """Ends one of several processes that an error has reached: with one line where another process has stopped.
 
     Args:
-      error: otherwise shown with its traceback.
+      error: otherwise shown with its traceback; raised where no other process waits.
     """
     from mp_lstm.runtime import watchdog
 
+    if not _is_member():
+        raise error
     if watchdog.is_of_a_peer(error):
         watchdog.give_up(watchdog.stopped(error))
     traceback.print_exception(error)
-    leave(1)
+    sys.exit(leave(1))
 
 
-def leave(status: int) -> NoReturn:
-    """Ends a process that has failed, without waiting for others that wait for it.
+def leave(status: int) -> int:
+    """Ends one of several processes that has failed, without waiting for others that wait for it.
 
     Args:
       status: of its exit.
+
+    Returns:
+      The status, where this process has joined no others: it may end as any does.
     """
+    if not _is_member():
+        return status
     from jax._src import distributed
 
     _leaving.append(status)

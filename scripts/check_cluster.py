@@ -211,11 +211,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0 if check(args.out, quick=args.quick) else 1
     except InputError as error:
         print(f"check_cluster: {error}", file=sys.stderr)
-        return launch.leave(2) if launch.is_member() else 2
-    except Exception as error:  # whatever it is, peers wait for this process: it must end, and not clean up with them
-        if launch.is_member():
-            launch.fail(error)
-        raise
+        return launch.leave(2)
+    except Exception as error:  # whatever it is, peers may wait for this process
+        launch.fail(error)
 
 
 if __name__ == "__main__":

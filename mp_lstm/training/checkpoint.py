@@ -145,13 +145,11 @@ def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
 
 def _write_parts(run_dir: RunDir, state: State) -> None:
     """Each of several processes writes its arrays, beside the checkpoints and under a name that none has."""
-    folder, own = (
-        _folder(run_dir),
-        {
-            part: {name: leaf for name, leaf in named.items() if is_here(leaf.sharding)}
-            for part, named in tree_of(state).items()
-        },
-    )
+    folder = _folder(run_dir)
+    own = {
+        part: {name: leaf for name, leaf in named.items() if is_here(leaf.sharding)}
+        for part, named in tree_of(state).items()
+    }
 
     def begin() -> str:
         with _writing(run_dir):

@@ -12,6 +12,7 @@ import pytest
 from distributed import worker
 from mp_lstm import cli, launch
 from mp_lstm.launcher import launch as launch_processes
+from mp_lstm.training.metrics import read_metrics
 from several import launched, losses, write_place
 
 TRAIN = "train tiny.toml --run-dir"
@@ -61,6 +62,34 @@ def test_losses_are_those_of_one_process(place: Path, words: str, cut: str, star
     alone(f"{TRAIN} one --train.max_steps 6 {words}")
     together(place, f"{TRAIN} several --train.max_steps 6 {words} {cut}", **started)
     assert losses(Path("several")) == pytest.approx(losses(Path("one")), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_six_layouts_of_one_run(place: Path):
+    words = "--train.epochs 5 --train.max_steps 30 --data.vocab_limit 20"
+    alone(f"{TRAIN} one {words} --pipeline.stages 1")
+    alone(f"{TRAIN} stages {words} --pipeline.stages 4")
+    alone(f"{TRAIN} data {words} --pipeline.stages 2 --pipeline.data_parallel 2")
+    alone(f"{TRAIN} model {words} --pipeline.stages 2 --pipeline.model_parallel 2")
+    together(place, f"{TRAIN} processes {words} --pipeline.stages 2")
+    together(place, f"{TRAIN} devices {words} --pipeline.stages 4", each=2)
+    wanted = losses(Path("one"))
+    assert len(wanted) > 30
+    for layout in ("stages", "data", "model", "processes", "devices"):
+        assert losses(Path(layout)) == pytest.approx(wanted, rel=1e-5), layout
+
+
+@pytest.mark.slow
+def test_rates_and_the_end_of_a_run_are_decided_alike(place: Path):
+    words = "--train.epochs 12 --train.patience 2 --optimizer.rate_schedule plateau --optimizer.learning_rate 0.5"
+    alone(f"{TRAIN} one {words}")
+    together(place, f"{TRAIN} several {words}")
+    one, several = (read_metrics(Path(run, "metrics.jsonl")) for run in ("one", "several"))
+    rates = [event["learning_rate"] for event in one if event["event"] == "train"]
+    assert rates[0] > rates[-1]
+    assert [event["learning_rate"] for event in several if event["event"] == "train"] == rates
+    assert [event["event"] for event in several] == [event["event"] for event in one]
+    assert "stop" in [event["event"] for event in one]
 
 
 @pytest.mark.slow
