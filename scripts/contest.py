@@ -26,13 +26,27 @@ import numpy as np
 
 from machine import busy_seconds, warn_of_others
 from peers.problem import Shape, Weights, describe, disagreement, initial_weights, inputs_of, operations
-from ratios import FLAX, FLAX_ALLOCATOR, OURS, OURS_BOTH, OURS_TWO, PRODUCTS, TORCH, TORCH_PIPELINE, TORCH_TWO
+from ratios import (
+    FLAX,
+    FLAX_ALLOCATOR,
+    OURS,
+    OURS_BOTH,
+    OURS_ROUNDED,
+    OURS_TWO,
+    OURS_TWO_ROUNDED,
+    PRODUCTS,
+    TORCH,
+    TORCH_PIPELINE,
+    TORCH_ROUNDED,
+    TORCH_TWO,
+    TORCH_TWO_ROUNDED,
+)
 
 PEERS = {"torch": (TORCH, TORCH_TWO, TORCH_PIPELINE), "flax": (FLAX, FLAX_ALLOCATOR)}
 STEPS = 5
 TOLERANCE = 1e-3
 CHANGE_TOLERANCE = 1e-2
-"""Of the whole change since the start: float32 resolves a change only so far."""
+"""Of the whole change since the start: float32 resolves a change only so far, products of bfloat16 less."""
 # glibc's malloc keeps what a step frees: PyTorch is 15% slower without.
 KEEP_MEMORY = (("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "100000000000"))
 
@@ -98,16 +112,24 @@ class Team(NamedTuple):
 
 def contenders(installed: Sequence[str], plan: Mapping[str, Any], unroll: int = 1) -> list[Contender]:
     """All that take part, without PyTorch's pipelining, whose cutting is searched for first."""
-    mine = {"unroll": unroll}
+    mine, two = {"unroll": unroll}, {"unroll": unroll, "devices": 2, "plan": dict(plan)}
+    rounded = {"products": "bfloat16"}
     found = [
         Contender(OURS, "ours", (mine,)),
         Contender(OURS_BOTH, "ours", (mine,), cores=2),
-        Contender(OURS_TWO, "ours", (mine | {"devices": 2, "plan": dict(plan)},), cores=2),
+        Contender(OURS_TWO, "ours", (two,), cores=2),
+        Contender(OURS_ROUNDED, "ours", (mine | rounded,)),
+        Contender(OURS_TWO_ROUNDED, "ours", (two | rounded,), cores=2),
     ]
     if "torch" in installed:
-        for name, threads in ((TORCH, 1), (TORCH_TWO, 2)):
+        for name, threads, options in (
+            (TORCH, 1, {}),
+            (TORCH_TWO, 2, {}),
+            (TORCH_ROUNDED, 1, rounded),
+            (TORCH_TWO_ROUNDED, 2, rounded),
+        ):
             environment = (*KEEP_MEMORY, ("OMP_NUM_THREADS", str(threads)))
-            found.append(Contender(name, "torch_single", ({"threads": threads},), threads, environment))
+            found.append(Contender(name, "torch_single", ({"threads": threads} | options,), threads, environment))
     if "flax" in installed:
         found.append(Contender(FLAX, "flax_rnn"))
         found.append(Contender(FLAX_ALLOCATOR, "flax_rnn", ({"allocator": True},)))

@@ -2,17 +2,21 @@
 """Holds the planner to what it says: predicted against measured step times, and its choice against all others.
 
     python scripts/plans.py predict [--presets mxnet,medium,large] [--plans 20] [--seed 0] [--out FILE.md]
-    python scripts/plans.py choose  [--presets mxnet,medium,large] [--out FILE.md]
+    python scripts/plans.py choose  [--presets mxnet,medium,large] [--whole] [--out FILE.md]
 
 `predict` measures the costs of single layers, predicts the plan that is chosen and random ones from them, and only then
 runs them. `choose` runs every partition x chunk in {4, 8, 16, T} x schedule on two devices, times the best five and the
 planner's choice again in pairs, and says how far the choice is from the best. Both write a table.
+
+With its rows in one micro-batch a batch has the same timetable under every schedule but `serial`, so `choose` runs the
+others with two, or with `--whole` not at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -24,13 +28,14 @@ import jax
 import optax
 
 import mp_lstm
-from mp_lstm.launch import set_allocator
+from mp_lstm.launch import enable_compilation_cache, set_allocator
 from mp_lstm.planning.plan import Plan
 from presets import NAMES, Preset, load_preset, random_batch, seconds_of_round, warn_if_busy
 
 CACHE = Path(".cache/costs")
 MICROBATCHES = (1, 2, 4)
 CHUNKS = (4, 8, 16)
+FAR = 1.25  # times the least measured seconds: beyond it one step is enough to rule a plan out
 
 
 class Timed(NamedTuple):
@@ -64,12 +69,14 @@ def advance(runner: Runner) -> tuple[Runner, float]:
     return runner._replace(state=state), seconds
 
 
-def median_step(preset: Preset, plan: Plan, rounds: int) -> float:
-    """Median seconds of some steps of a plan."""
+def trial(preset: Preset, plan: Plan, best: float) -> float:
+    """Seconds of a step: the median of three, or the first alone where it is far from the best known."""
     runner, seconds = start(preset, plan), []
-    for _ in range(rounds):
+    for _ in range(3):
         runner, time = advance(runner)
         seconds.append(time)
+        if seconds[0] > FAR * best:
+            break
     return statistics.median(seconds)
 
 
@@ -111,22 +118,20 @@ def random_plans(preset: Preset, count: int, seed: int, **options: Any) -> list[
     return plans
 
 
-def all_plans(preset: Preset, **options: Any) -> list[Plan]:
-    """Every partition x chunk x schedule that leaves the batch's rows together."""
+def all_plans(preset: Preset, *, whole: bool, **options: Any) -> list[Plan]:
+    """Every partition x chunk x schedule, each timetable once; `whole`: those of one micro-batch alone."""
     length = preset.lengths[0]
-    cuts = [("serial", None), *(("wavefront", chunk) for chunk in sorted({*CHUNKS, length}))]
-    return [
-        mp_lstm.make_plan(
-            preset.model,
-            **options_of(preset),
-            partition=partition,
-            schedule=schedule,
-            chunk=chunk,
-            microbatches=1,
-            **options,
-        )
-        for partition, (schedule, chunk) in itertools.product(splits(len(preset.model.rows)), cuts)
-    ]
+    chunks = sorted({*CHUNKS, length})
+    cuts: list[tuple[str, int | None, int]] = [("serial", None, 1)]
+    cuts += [("wavefront", chunk, 1) for chunk in chunks]
+    others = [] if whole else [name for name in sorted(mp_lstm.SCHEDULES) if name != "serial"]
+    cuts += [(name, chunk, 2) for name in others for chunk in chunks]
+    plans: dict[Any, Plan] = {}
+    for partition, (schedule, chunk, microbatches) in itertools.product(splits(len(preset.model.rows)), cuts):
+        chosen = {"partition": partition, "schedule": schedule, "chunk": chunk, "microbatches": microbatches}
+        plan = mp_lstm.make_plan(preset.model, **options_of(preset), **chosen, **options)
+        plans.setdefault((partition, plan.buckets[length], plan.schedule((length,)).tasks), plan)
+    return list(plans.values())
 
 
 def describe(plan: Plan) -> str:
@@ -150,34 +155,43 @@ def costs_of(preset: Preset) -> Any:
 
 
 def predict(name: str, count: int, seed: int) -> str:
-    """The table of predicted and measured times of one preset."""
+    """The table of predicted and measured times of one preset.
+
+    The machine's speed may change on the way, so the chosen plan runs in turn with each of the others: an error is that
+    of the plan's time at the speed at which the chosen one was measured first, right after the costs.
+    """
     preset = load_preset(name)
     costs = costs_of(preset)
     chosen = mp_lstm.make_plan(preset.model, **options_of(preset), costs=costs)
     plans = [chosen, *random_plans(preset, count, seed, costs=costs)]
     predicted = [mp_lstm.predict(plan, preset.model, costs, preset.lengths[0]).makespan for plan in plans]
-    lines = [f"## {name}\n", "| plan | predicted, ms | measured, ms | error |", "|---|---|---|---|"]
-    errors = []
+    lines = [
+        f"## {name}\n",
+        "| plan | predicted, ms | measured, ms | the chosen one meanwhile, ms | error |",
+        "|---|---|---|---|---|",
+    ]
+    errors, (first,) = [], in_pairs(preset, [chosen], 7)
     for plan, seconds in zip(plans, predicted, strict=True):
-        measured = median_step(preset, plan, 7)
-        errors.append(seconds / measured - 1)
+        meanwhile, measured = (first, first) if plan is chosen else in_pairs(preset, [chosen, plan], 3)
+        errors.append(seconds / (measured * first / meanwhile) - 1)
         mark = " (chosen)" if plan is chosen else ""
-        lines.append(f"| {describe(plan)}{mark} | {seconds * 1e3:.1f} | {measured * 1e3:.1f} | {errors[-1]:+.1%} |")
+        times = " | ".join(f"{time * 1e3:.1f}" for time in (seconds, measured, meanwhile))
+        lines.append(f"| {describe(plan)}{mark} | {times} | {errors[-1]:+.1%} |")
         print(lines[-1], flush=True)
     within = sum(abs(error) <= 0.15 for error in errors)
     lines.append(f"\n{within} of {len(errors)} within 15%; the largest error is {max(errors, key=abs):+.1%}.")
     return "\n".join(lines)
 
 
-def choose(name: str) -> str:
+def choose(name: str, *, whole: bool) -> str:
     """The table of all plans of one preset, and how far the chosen one is from the best."""
     preset = load_preset(name)
     costs = costs_of(preset)
     chosen = mp_lstm.make_plan(preset.model, **options_of(preset), costs=costs)
     found = []
-    for plan in all_plans(preset, costs=costs):
+    for plan in all_plans(preset, whole=whole, costs=costs):
         predicted = mp_lstm.predict(plan, preset.model, costs, preset.lengths[0]).makespan
-        found.append(Timed(plan, predicted, median_step(preset, plan, 3)))
+        found.append(Timed(plan, predicted, trial(preset, plan, min((t.measured for t in found), default=math.inf))))
         print(f"{describe(plan)}: {found[-1].measured * 1e3:.1f} ms", flush=True)
     found.sort(key=lambda timed: timed.measured)
     finalists = [timed.plan for timed in found[:5]]
@@ -198,17 +212,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--presets", default=",".join(NAMES), help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--plans", type=int, default=20, help="random plans of `predict`; default: 20")
     parser.add_argument("--seed", type=int, default=0, help="of the random plans; default: 0")
+    parser.add_argument("--whole", action="store_true", help="of `choose`: plans with one micro-batch alone")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables there too")
     args = parser.parse_args(argv)
     names = args.presets.split(",")
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"--presets: {unknown[0]} is unknown, of {', '.join(NAMES)} are wanted")
     set_allocator()
+    enable_compilation_cache()
     mp_lstm.emulate_devices(2)
     warn_if_busy()
     tables = []
     for name in names:
-        tables.append(choose(name) if args.what == "choose" else predict(name, args.plans, args.seed))
+        if args.what == "choose":
+            tables.append(choose(name, whole=args.whole))
+        else:
+            tables.append(predict(name, args.plans, args.seed))
         print(f"\n{tables[-1]}\n", flush=True)
         if args.out:
             args.out.write_text("\n\n".join(tables) + "\n")

@@ -83,14 +83,16 @@ class LanguageModel(nn.Module):
         return nn.functional.cross_entropy(self.decoder(hidden).flatten(0, 1), targets.flatten())
 
 
-def make(shape: Shape, *, threads: int = 1) -> Peer:
+def make(shape: Shape, *, threads: int = 1, products: str = "float32") -> Peer:
     """Training in one process.
 
     Args:
       shape: model and batch.
       threads: of one operation.
+      products: "bfloat16" lets the operands of matrix products be rounded.
     """
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("medium" if products == "bfloat16" else "highest")
     model = LanguageModel(shape)
     parameters = trained(model)
     optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE, fused=True)
