@@ -30,7 +30,7 @@ CACHE = Path(".cache/memory")  # not where measured plans look: times of one rep
 LIMIT = 0.10
 PARTITIONS = {"mxnet": (6, 4), "medium": (3, 1), "large": (3, 3)}
 SCHEDULES = ("serial", "wavefront", "gpipe", "one_f_one_b")
-REMATS: tuple[Remat, ...] = ("none", "layer")
+REMATS: tuple[Remat, ...] = ("none", "head", "layer")
 CHUNKS, MICROBATCHES = 4, 4
 
 
@@ -86,6 +86,7 @@ def check(name: str) -> Iterator[Checked]:
         jax.devices()[:2],
         microbatches=(1, MICROBATCHES),
         optimizer=optimizer,
+        remat=None,
         cache_dir=CACHE,
         repeats=1,
     )

@@ -43,7 +43,7 @@ from mp_lstm.data import (
     read_text,
 )
 from mp_lstm.errors import InputError
-from mp_lstm.layers import heads
+from mp_lstm.layers import decoder
 from mp_lstm.planning import partition as partitions
 from mp_lstm.planning.schedule import Schedule
 from mp_lstm.planning.schedules import serial, wavefront
@@ -320,7 +320,7 @@ def test_fault_10_the_logarithm_of_zero() -> None:
     def of_softmax() -> Any:
         return -jnp.log(jax.nn.softmax(logits)[0, 1])
 
-    guards(check, right=lambda: heads.cross_entropy(logits, target, jnp.ones(1))[0], wrong=of_softmax)
+    guards(check, right=lambda: decoder.cross_entropy(logits, target, jnp.ones(1))[0], wrong=of_softmax)
     check(lambda: mp_lstm.softmax_cross_entropy(logits[:, None], target[:, None], jnp.ones((1, 1))))
 
 

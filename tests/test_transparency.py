@@ -8,7 +8,7 @@ Longer than most files: one rule, and all that it holds for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ import mp_lstm
 import original
 import reference
 from examples import VOCAB, by_row, random_batch, random_carry, random_params
+from mp_lstm.layers import lean_head
 from mp_lstm.runtime import verify
 from reference import assert_close
 
@@ -34,6 +35,14 @@ EXAMPLES = settings.default.max_examples
 # LSTM layers times batches of a window: what a case costs. There are large ones of each kind, in the gate none of both.
 MOST_WORK = 15 if EXAMPLES >= 300 else 6
 KEY = 42
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    """Heads that compute their logits again do so in more than one block here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lean_head, "BLOCK_ROWS", 3)
+        yield
 
 
 class BatchCase(NamedTuple):
@@ -165,7 +174,7 @@ def cases(draw: st.DrawFn, *, most_layers: int = 5) -> Case:
         batch_size=batch_size,
         lengths=lengths,
         schedule=schedule,
-        remat=draw(st.sampled_from(("none", "none", "layer", "stage"))),
+        remat=draw(st.sampled_from(("none", "none", "head", "layer", "stage"))),
         chunk=draw(st.none() | st.integers(1, lengths[-1])) if cut else None,
         microbatches=draw(st.none() | st.integers(1, batch_size)) if cut else None,
         normalize=draw(st.sampled_from(["tokens", "rows"])),

@@ -2,17 +2,11 @@
 
 from mp_lstm.layers.base import Borrowed, Context, Layer, apply, chain, residual
 from mp_lstm.layers.batch import Batch, last_step_only
+from mp_lstm.layers.decoder import HeadParams, TiedHeadParams
 from mp_lstm.layers.dense import DenseParams, dense
 from mp_lstm.layers.dropout import dropout, locked_dropout
 from mp_lstm.layers.embedding import EmbeddingParams, embedding
-from mp_lstm.layers.heads import (
-    HeadParams,
-    TiedHeadParams,
-    loss_head,
-    softmax_cross_entropy,
-    softmax_head,
-    squared_error,
-)
+from mp_lstm.layers.heads import loss_head, softmax_cross_entropy, softmax_head, squared_error
 from mp_lstm.layers.language_model import language_model
 from mp_lstm.layers.lstm import LSTMParams, LSTMState, lstm, lstm_init, lstm_layer
 from mp_lstm.layers.model import Model, Tie, sequential

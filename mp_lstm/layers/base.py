@@ -74,6 +74,8 @@ class Layer(NamedTuple):
       prepare: params -> parameters that F and B find the same with, sooner, as rounded ones; made once a step instead
         of once a unit. None: there is nothing to make. W is given the parameters themselves.
       input_ids, target_ids: V where its inputs, or its targets, are ids [T, B] from 0 to V-1; None: they are no ids.
+      lean: the same layer, parameters and results, that keeps less and computes more: what rematerialisation runs in
+        its place. None: there is none. A function that changes a layer's phases changes those of this one too.
     """
 
     name: str
@@ -91,6 +93,12 @@ class Layer(NamedTuple):
     prepare: Callable[[Params], Params] | None = None
     input_ids: int | None = None
     target_ids: int | None = None
+    lean: Layer | None = None
+
+
+def leaner(layer: Layer) -> Layer:
+    """The lean variant of a layer, or where it has none the layer itself."""
+    return layer if layer.lean is None else layer.lean
 
 
 class Borrowed(NamedTuple):
@@ -183,9 +191,11 @@ def chain(layers: Sequence[Layer], *, name: str | None = None, first: int = 0) -
     def cost(batch_size: int, time: int) -> Cost:
         return total(layer.cost(batch_size, time) for layer in layers)
 
+    name = name or layers[-1].name
+    has_lean = any(layer.lean is not None for layer in layers)
     heaviest = max(layers, key=lambda layer: layer.cost(1, 1).parameters)
     return Layer(
-        name=name or layers[-1].name,
+        name=name,
         kind=heaviest.kind,
         init=init,
         init_state=init_state,
@@ -199,6 +209,7 @@ def chain(layers: Sequence[Layer], *, name: str | None = None, first: int = 0) -
         prepare=prepare if any(layer.prepare for layer in layers) else None,
         input_ids=layers[0].input_ids,
         target_ids=layers[-1].target_ids,
+        lean=chain([leaner(layer) for layer in layers], name=name, first=first) if has_lean else None,
     )
 
 
@@ -222,7 +233,8 @@ def residual(layer: Layer) -> Layer:
         state, y = layer.infer(params, x, state, ctx)
         return state, x + y
 
-    return layer._replace(forward=forward, backward=backward, infer=infer)
+    lean = None if layer.lean is None else residual(layer.lean)
+    return layer._replace(forward=forward, backward=backward, infer=infer, lean=lean)
 
 
 def split_tape(join: Join, tape: Tape) -> tuple[Tape, Tape]:

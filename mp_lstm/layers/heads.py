@@ -6,14 +6,15 @@
     anything else    sequential(..., loss=f), or from_function(..., with_context=True) with parameters of its own
 
 The softmax head computes the gradient of its logits in F, in the pass over the logits that the loss needs anyway: one
-exponential each, and what is saved replaces the logits. The softmax is never divided by its sum: like dy, the gradient
-of the loss, this scales the small arrays, never the [T, B, V] one.
+exponential each, and what is saved replaces the logits (`decoder`).
 
-    F   logits = x @ K + b; e = exp(logits - max), s = sum e; loss = sum w (log s + max - logits[target])
-        saved: x, errors = e - s onehot, scale = w / s       the gradient of the logits is scale errors
+    F   logits = x @ K + b; errors and scale, whose product is the gradient of the logits; loss
+        saved: x, errors, scale
         errors only serve products from here on, so they are kept in the type to which products round
     B   dx = scale (errors @ K^T) dy
     W   dK = (scale dy x)^T errors, db = sum scale dy errors
+
+Its lean variant keeps no errors (`lean_head`).
 """
 
 from __future__ import annotations
@@ -24,29 +25,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, DTypeLike, Float, Integer, Key
+from jaxtyping import Array, DTypeLike, Float, Key
 
 from mp_lstm.errors import InputError
-from mp_lstm.layers.base import Borrowed, Context, Layer, flat_rows
+from mp_lstm.layers import decoder
+from mp_lstm.layers.base import Context, Layer, flat_rows
 from mp_lstm.layers.checks import check_features, described
-from mp_lstm.layers.embedding import EmbeddingParams
+from mp_lstm.layers.decoder import HeadParams, TiedHeadParams
+from mp_lstm.layers.lean_head import lean_head
 from mp_lstm.layers.lstm import check_sizes
-from mp_lstm.layers.products import prepared_bytes, product, product_from_left, product_over_rows, weighted_sum
-from mp_lstm.layers.vocabulary import largest_of_parts, local_ids, sum_of_parts
+from mp_lstm.layers.products import prepared_bytes, product_from_left
+from mp_lstm.layers.vocabulary import sum_of_parts
 from mp_lstm.planning.costs import Cost
-
-
-class HeadParams(NamedTuple):
-    """The decoder: logits = x @ kernel + bias."""
-
-    kernel: Float[Array, "H V"]
-    bias: Float[Array, " V"]
-
-
-class TiedHeadParams(NamedTuple):
-    """What a tied decoder owns; its kernel is the embedding's table, transposed."""
-
-    bias: Float[Array, " V"]
 
 
 class Saved(NamedTuple):
@@ -111,27 +101,23 @@ def softmax_head(
         bias = bias_init(bias_key, (vocab,), dtype)
         return TiedHeadParams(bias) if tied else HeadParams(kernel_init(kernel_key, (inputs, vocab), dtype), bias)
 
-    def kernel_and_bias(params: Any) -> tuple[Array, Array]:
-        return (params.lent.table.T, params.own.bias) if tied else params
-
     def logits_of(params: Any, x: Array) -> Array:
         check_features(name, x, inputs)
-        kernel, bias = kernel_and_bias(params)
-        return product(flat_rows(x), kernel, products) + bias[None, :]
+        return decoder.logits_of(params, flat_rows(x), products)
 
     def forward(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Saved]:
         weights = jnp.ones(x.shape[:2], x.dtype) if ctx.weights is None else ctx.weights
         logits = logits_of(params, x)
         size = logits.shape[1]
-        of_logits = cross_entropy if size == vocab else cross_entropy_of_parts
-        loss, errors, scale = of_logits(logits, ctx.targets.reshape(-1), weights.reshape(-1))
-        errors = errors if products is None else errors.astype(products)
-        return state, loss, Saved(x, errors.reshape((*x.shape[:2], size)), scale.reshape(x.shape[:2]))
+        of_logits = decoder.cross_entropy if size == vocab else decoder.cross_entropy_of_parts
+        found = of_logits(logits, ctx.targets.reshape(-1), weights.reshape(-1))
+        errors = found.errors if products is None else found.errors.astype(products)
+        return state, found.loss, Saved(x, errors.reshape((*x.shape[:2], size)), found.scale.reshape(x.shape[:2]))
 
     def backward(
         params: Any, saved: Saved, dy: Array, dstate: tuple[()], ctx: Context
     ) -> tuple[Array, tuple[()], Tape]:
-        kernel, _ = kernel_and_bias(params)
+        kernel, _ = decoder.kernel_and_bias(params)
         scale = saved.scale * dy
         dx = product_from_left(flat_rows(saved.errors), kernel, products, scale.dtype)
         dx = dx if kernel.shape[1] == vocab else sum_of_parts(dx)
@@ -140,16 +126,7 @@ def softmax_head(
 
     def weight_gradient(params: Any, tape: Tape, ctx: Context) -> Any:
         x, errors = flat_rows(tape.x), flat_rows(tape.errors)
-        bias = weighted_sum(tape.scale.reshape(-1), errors)
-        if tied:
-            table = product_over_rows(errors, x, products)
-            return Borrowed(own=TiedHeadParams(bias), lent=EmbeddingParams(table))
-        return HeadParams(product_over_rows(x, errors, products), bias)
-
-    def prepare(params: Any) -> Any:
-        if tied:
-            return Borrowed(params.own, EmbeddingParams(params.lent.table.astype(products)))
-        return params._replace(kernel=params.kernel.astype(products))
+        return decoder.gradient_of(params, x, tape.scale.reshape(-1), errors, products)
 
     def infer(params: Any, x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array]:
         return state, logits_of(params, x).reshape((*x.shape[:2], vocab))
@@ -172,7 +149,7 @@ def softmax_head(
             prepared_bytes=prepared_bytes(inputs * vocab, products),
         )
 
-    return Layer(
+    head = Layer(
         name=name,
         kind="head",
         init=init,
@@ -183,40 +160,10 @@ def softmax_head(
         infer=infer,
         cost=cost,
         borrows=tied,
-        prepare=None if products is None else prepare,
+        prepare=None if products is None else lambda params: decoder.rounded(params, products),
         target_ids=vocab,
     )
-
-
-def cross_entropy(
-    logits: Float[Array, "N V"], targets: Integer[Array, " N"], weights: Float[Array, " N"]
-) -> tuple[Float[Array, ""], Float[Array, "N V"], Float[Array, " N"]]:
-    """Weighted sum of the negative log-likelihoods; its gradient by the logits is errors times scale.
-
-    The barrier keeps XLA from computing the exponentials twice, once to sum them and once to return them.
-    """
-    weights = weights.astype(logits.dtype)
-    top = logits.max(axis=-1)
-    picked = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")[:, 0]
-    exponentials = jax.lax.optimization_barrier(jnp.exp(logits - top[:, None]))
-    total = exponentials.sum(axis=-1)
-    losses = jnp.where(weights == 0, 0, weights * (jnp.log(total) + (top - picked)))
-    errors = exponentials.at[jnp.arange(len(targets)), targets].add(-total, mode="clip", unique_indices=True)
-    return losses.sum(), errors, weights / total
-
-
-def cross_entropy_of_parts(
-    logits: Float[Array, "N V"], targets: Integer[Array, " N"], weights: Float[Array, " N"]
-) -> tuple[Float[Array, ""], Float[Array, "N V"], Float[Array, " N"]]:
-    """`cross_entropy` where the logits are those of a part of the vocabulary (`layers.vocabulary`)."""
-    weights = weights.astype(logits.dtype)
-    hit = local_ids(targets, logits.shape[1])[:, None] == jnp.arange(logits.shape[1])[None, :]
-    top = largest_of_parts(logits.max(axis=-1))
-    exponentials = jax.lax.optimization_barrier(jnp.exp(logits - top[:, None]))
-    total, picked = sum_of_parts((exponentials.sum(axis=-1), jnp.where(hit, logits, 0).sum(axis=-1)))
-    losses = jnp.where(weights == 0, 0, weights * (jnp.log(total) + (top - picked)))
-    errors = jnp.where(hit, exponentials - total[:, None], exponentials)
-    return losses.sum(), errors, weights / total
+    return head._replace(lean=lean_head(head, inputs=inputs, vocab=vocab, products=products))
 
 
 def softmax_cross_entropy(

@@ -25,6 +25,7 @@ from mp_lstm.layers.base import (
     apply,
     chain,
     dropout_key,
+    leaner,
     mask_steps,
     steps_mask,
 )
@@ -157,6 +158,11 @@ def reset_rows(resets: Array, initial: State, carry: State) -> State:
         return jnp.where(resets.reshape((-1,) + (1,) * (old.ndim - 1)), fresh, old)
 
     return jax.tree.map(choose, initial, carry)
+
+
+def lean_model(model: Model) -> Model:
+    """The model with each row in its lean variant, where it has one."""
+    return model._replace(rows=tuple(map(leaner, model.rows)))
 
 
 def ties_from_below(model: Model, rows: range) -> tuple[Tie, ...]:

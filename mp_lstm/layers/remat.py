@@ -1,11 +1,15 @@
 """Rematerialisation: less memory for more work. F saves its input and state alone, B runs F again.
 
     none     F saves all that B reads                              B
+    head     the same, but rows run their lean variants            B
     layer    F saves the input and state of each placement row     B of a row: F again, then B
     stage    F saves the input of the stage and its rows' states   B: F of all rows again, then B of all
 
-It is a function from layer to layer, so a stage's chain and each of its rows take it alike. Gradients do not change: a
-dropout mask is a function of the unit's context, so F draws it again as it was.
+A lean variant (`Layer.lean`) is a layer's own way to keep less, as the softmax head has one; a row that has it needs no
+other with "layer", and runs it inside the chain with "stage".
+
+Otherwise it is a function from layer to layer, so a stage's chain and each of its rows take it alike. Gradients do not
+change: a dropout mask is a function of the unit's context, so F draws it again as it was.
 
 References:
   Chen et al. 2016, https://arxiv.org/abs/1604.06174
@@ -20,9 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from mp_lstm.errors import InputError
-from mp_lstm.layers.base import Context, Layer, Params, State, Tape, chain
+from mp_lstm.layers.base import Context, Layer, Params, State, Tape, chain, leaner
 
-REMAT = ("none", "stage", "layer")
+REMAT = ("none", "head", "layer", "stage")
 
 
 class Saved(NamedTuple):
@@ -62,7 +66,7 @@ def rematerialised(layer: Layer) -> Layer:
         dx, dstate, tape = layer.backward(params, kept, dy, dstate, ctx)
         return dx, dstate, _restored(saved.x, x, tape)
 
-    return layer._replace(forward=forward, backward=backward)
+    return layer._replace(forward=forward, backward=backward, lean=None)
 
 
 def _after(first: Any, x: Any) -> Any:
@@ -87,7 +91,7 @@ def chain_with(remat: str, layers: Sequence[Layer], *, first: int = 0) -> Layer:
     """The chain of a stage's rows, with as much rematerialisation as a plan says.
 
     Args:
-      remat: "none", "stage" (the chain as one) or "layer" (each row).
+      remat: "none", "head" (lean variants), "layer" (each row) or "stage" (the chain as one).
       layers, first: as `chain` takes them.
 
     Raises:
@@ -102,6 +106,8 @@ def chain_with(remat: str, layers: Sequence[Layer], *, first: int = 0) -> Layer:
     if remat not in REMAT:
         raise InputError(f"remat is {remat!r}, one of {', '.join(REMAT)} is wanted")
     if remat == "layer":
-        layers = [rematerialised(layer) for layer in layers]
+        layers = [rematerialised(layer) if layer.lean is None else layer.lean for layer in layers]
+    elif remat != "none":
+        layers = list(map(leaner, layers))
     whole = chain(layers, first=first)
     return rematerialised(whole) if remat == "stage" else whole

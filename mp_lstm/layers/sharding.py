@@ -14,8 +14,8 @@ import jax
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Layer
+from mp_lstm.layers.decoder import HeadParams, TiedHeadParams
 from mp_lstm.layers.embedding import EmbeddingParams
-from mp_lstm.layers.heads import HeadParams, TiedHeadParams
 from mp_lstm.layers.vocabulary import AXIS
 
 Axes = tuple[str | None, ...]

@@ -67,4 +67,4 @@ def two_biases(layer: Layer) -> Layer:
         return layer.infer(scaled(params), x, state, ctx)
 
     phases: dict[str, Any] = {"forward": forward, "backward": backward, "weight_gradient": weight_gradient}
-    return layer._replace(init=init, infer=infer, **phases)
+    return layer._replace(init=init, infer=infer, lean=None if layer.lean is None else two_biases(layer.lean), **phases)

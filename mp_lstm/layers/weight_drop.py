@@ -76,4 +76,11 @@ def weight_drop(layer: Layer, rate: float) -> Layer:
         forward, backward, weight = (flops + draw for flops in (plain.forward, plain.backward, plain.weight))
         return plain._replace(forward=forward, backward=backward, weight=weight, prepared_bytes=0)
 
-    return layer._replace(forward=forward, backward=backward, weight_gradient=weight_gradient, cost=cost, prepare=None)
+    return layer._replace(
+        forward=forward,
+        backward=backward,
+        weight_gradient=weight_gradient,
+        cost=cost,
+        prepare=None,
+        lean=None if layer.lean is None else weight_drop(layer.lean, rate),
+    )

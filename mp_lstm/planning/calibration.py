@@ -23,8 +23,9 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mp_lstm.errors import InputError
@@ -130,10 +131,12 @@ class CalibratedCosts:
     Args:
       model: has `rows`, each with `cost(batch size, time steps)`.
       calibration: the machine.
+      lean_rows: those that are lean variants.
     """
 
     model: Any
     calibration: Calibration
+    lean_rows: frozenset[int] = frozenset()
     _known: dict[tuple[int, int, int], Cost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -182,7 +185,7 @@ class CalibratedCosts:
             output=cost.transfer_bytes,
             scratch_forward=cost.scratch_bytes,
             scratch_backward=cost.scratch_bytes,
-            scratch_weight=parameters,  # the gradient, before it is added to what there is
+            scratch_weight=parameters + cost.scratch_weight_bytes,  # the gradient, before it is added to what there is
         )
 
     def capacity(self, device: Any) -> int | None:
@@ -192,6 +195,15 @@ class CalibratedCosts:
     def host(self, device: Any) -> Any:
         """A described device shares its processor with nobody."""
         return device
+
+    def lean(self) -> CalibratedCosts:
+        """The same of each row's lean variant, where it has one."""
+        variants = [getattr(row, "lean", None) for row in self.model.rows]
+        found = frozenset(i for i, variant in enumerate(variants) if variant is not None)
+        if not found:  # none has one, or they are lean already
+            return self
+        rows = (row if variant is None else variant for row, variant in zip(self.model.rows, variants, strict=True))
+        return replace(self, model=SimpleNamespace(rows=tuple(rows)), lean_rows=found)
 
     def _cost(self, row: int, rows: int, time: int) -> Cost:
         key = row, rows, time

@@ -35,6 +35,7 @@ class Cost(NamedTuple):
       step_bytes: bytes of parameters that F and B read at every time step, as a scan does its recurrent kernel.
       scratch_bytes: of the largest temporaries of F and B.
       prepared_bytes: of the copies of parameters that are made once a step for F and B.
+      scratch_weight_bytes: of the largest temporaries of W, where it does more than its products.
     """
 
     forward: float
@@ -50,6 +51,7 @@ class Cost(NamedTuple):
     step_bytes: int = 0
     scratch_bytes: int = 0
     prepared_bytes: int = 0
+    scratch_weight_bytes: int = 0
 
     @property
     def flops(self) -> float:
@@ -77,6 +79,8 @@ class Seconds(NamedTuple):
 class RowMemory(NamedTuple):
     """Bytes of one placement row; all but the first three for one unit, linear in its batch rows times its time steps.
 
+    But the temporaries of a lean head are those of a block of rows, about as large for any unit of some blocks.
+
     Args:
       parameters: of the parameters the row owns; their gradients take as much again.
       state: of the optimiser's state of them, and of the copies that are made of them for F and B.
@@ -86,7 +90,8 @@ class RowMemory(NamedTuple):
       tape: arrays that B makes and W reads.
       input: of x, if F saves it: counted only in the first row of a stage, elsewhere the row below has it.
       output: of y, sent on to the next stage.
-      scratch_forward, scratch_backward, scratch_weight: temporaries of the compiled programs.
+      scratch_forward, scratch_backward, scratch_weight: temporaries of the compiled programs. W's are those of adding
+        to a gradient, the row's own gradient among them.
     """
 
     parameters: int
@@ -143,6 +148,18 @@ class CostModel(Protocol):
         """The host of a device: devices of equal host share its processor cores."""
         ...
 
+    @property
+    def lean_rows(self) -> frozenset[int]:
+        """Rows whose costs are those of their lean variants: none but in what `lean` gives."""
+        ...
+
+    def lean(self) -> CostModel:
+        """The costs of the same model with each row in its lean variant, where its layer has one (`Layer.lean`).
+
+        What is lean already is returned as it is.
+        """
+        ...
+
 
 def total(costs: Iterable[Cost]) -> Cost:
     """Adds the costs of consecutive layers.
@@ -169,4 +186,5 @@ def total(costs: Iterable[Cost]) -> Cost:
         kept_bytes=added.kept_bytes + sum(part.input_bytes for part in parts[1:]),
         input_bytes=parts[0].input_bytes,
         scratch_bytes=max(part.scratch_bytes for part in parts),
+        scratch_weight_bytes=max(part.scratch_weight_bytes for part in parts),
     )

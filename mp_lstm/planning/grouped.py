@@ -44,7 +44,7 @@ class GroupedCosts:
     """
 
     def __init__(self, costs: CostModel, kinds: Sequence[str], groups: Sequence[Any]):
-        self._costs, self._kinds = costs, tuple(kinds)
+        self._costs, self._kinds, self._groups = costs, tuple(kinds), tuple(groups)
         self._data, self._model = shape(groups[0])
         devices = dict.fromkeys(device for group in groups for device in members(group))
         self._of_host = Counter(costs.host(device) for device in devices)
@@ -81,7 +81,8 @@ class GroupedCosts:
             return held
         names = ("parameters", "state", "largest", "scratch_weight")
         if self._kinds[row] == "head":
-            names += ("kept", "saved", "scratch_forward", "scratch_backward")  # errors and logits
+            names += ("scratch_forward", "scratch_backward")  # logits
+            names += () if row in self.lean_rows else ("kept", "saved")  # errors
         return held._replace(**{name: -(-getattr(held, name) // self._model) for name in names})
 
     def capacity(self, device: Any) -> int | None:
@@ -92,6 +93,16 @@ class GroupedCosts:
     def host(self, device: Any) -> Any:
         """The host of a group's first device."""
         return self._costs.host(members(device)[0])
+
+    @property
+    def lean_rows(self) -> frozenset[int]:
+        """Rows whose costs are those of their lean variants."""
+        return self._costs.lean_rows
+
+    def lean(self) -> GroupedCosts:
+        """The same of lean rows."""
+        costs = self._costs.lean()
+        return self if costs is self._costs else GroupedCosts(costs, self._kinds, self._groups)
 
     def _rows(self, rows: int) -> int:
         return -(-rows // self._data)
@@ -106,7 +117,8 @@ class GroupedCosts:
 
 
 def costs_of(plan: Plan, costs: CostModel) -> CostModel:
-    """The costs by which a plan is predicted: those given, divided among the devices of its groups."""
+    """The costs by which a plan is predicted: those given, of rows as its remat runs them, divided among its groups."""
+    costs = costs if plan.remat == "none" else costs.lean()
     if isinstance(costs, GroupedCosts) or not isinstance(plan.devices[0], Group):
         return costs
     return GroupedCosts(costs, [row.kind for row in plan.rows], plan.devices)

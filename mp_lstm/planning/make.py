@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
@@ -18,8 +18,9 @@ from mp_lstm.errors import InputError
 from mp_lstm.planning.calibration import default_calibration
 from mp_lstm.planning.checks import positive
 from mp_lstm.planning.costs import Cost, CostModel
+from mp_lstm.planning.explain import Choice
 from mp_lstm.planning.group import Group, group_shape, grouped
-from mp_lstm.planning.grouped import DIVIDED, GroupedCosts
+from mp_lstm.planning.grouped import DIVIDED, costs_of
 from mp_lstm.planning.partition import check_partition, check_stages
 from mp_lstm.planning.plan import BucketPlan, Plan, PlannedModel, Remat, Row
 from mp_lstm.planning.rating import Cuts, Problem
@@ -66,7 +67,8 @@ def make_plan(
       chunk: time steps of a chunk, in buckets that are longer; None: for each bucket 1 to 8 chunks are tried.
       microbatches: slices of a batch's rows; None: for each bucket 1, 2 and 4 are tried.
       memory_limit: bytes that may be used on each device, if it has as many; None: all that `costs` knows of.
-      remat: what B recomputes: "none", the "stage", or each "layer"; None: as much as it takes to fit the memory.
+      remat: what is computed again instead of kept: "none"; the "head"'s logits, in blocks of rows; also each "layer"'s
+        activations, in B; or the whole "stage"'s. None: as much as it takes to fit the memory.
       pins: row's name or index -> the device it must be on.
       costs: of the model's tasks, measured or calibrated; None: each device is one core of a server CPU.
       weights: length -> how often it occurs; None: all equally often.
@@ -104,15 +106,10 @@ def make_plan(
     counts, sizes = _check_stages(len(model.rows), placed, stages, partition)
     cutting = _check_cutting(model, size, ordered, chunk, microbatches)
     named = _check_schedule(schedule, cutting)
-    model_costs = default_calibration().costs(model) if costs is None else costs
-    if data * parts > 1 and placed:
-        model_costs = GroupedCosts(model_costs, kinds, placed)
     problem = Problem(
-        plan=Plan(
-            _rows(model, size, ordered[-1]), (), placed, size, {}, "", _check_remat(remat)[0], label=model_costs.label
-        ),
+        plan=Plan(_rows(model, size, ordered[-1]), (), placed, size, {}, ""),
         model=model,
-        costs=model_costs,
+        costs=default_calibration().costs(model) if costs is None else costs,
         shares=_check_weights(weights, ordered),
         stages=counts,
         partition=sizes,
@@ -122,15 +119,30 @@ def make_plan(
         allowed=_check_pins(pins, model, placed),
         every=costs is None,
     )
-    problem = replace(problem, cuts=_Cuts(size, ordered, cutting, data, problem.checks_memory))
-    by_hand = _by_hand(problem)
-    if by_hand is not None:
-        return by_hand
-    attempts = [replace(problem, plan=replace(problem.plan, remat=choice)) for choice in _check_remat(remat)]
-    plan = next((plan for plan in map(search, attempts) if plan is not None), None)
-    if plan is None:
-        raise _nothing_fits(attempts[-1])
-    return plan
+
+    def with_remat(level: Remat) -> Problem:
+        plan = replace(problem.plan, remat=level)
+        of_plan = costs_of(plan, problem.costs)
+        whole = replace(problem, plan=replace(plan, label=of_plan.label), costs=of_plan)
+        return replace(whole, cuts=_Cuts(size, ordered, cutting, data, whole.checks_memory))
+
+    return _least_remat(with_remat, _check_remat(remat))
+
+
+def _least_remat(with_remat: Callable[[Remat], Problem], levels: Sequence[Remat]) -> Plan:
+    """The plan of the first level of rematerialisation with which one fits."""
+    too_large: list[Choice] = []
+    for level in levels:
+        problem = with_remat(level)
+        if level == "head" and not problem.costs.lean_rows:
+            if len(levels) > 1:
+                continue  # nothing that "none" was not
+            raise InputError("remat is 'head', but no row has a softmax head: pass 'none', 'layer' or 'stage'")
+        plan = _by_hand(problem) or search(problem)
+        if plan is not None:
+            return replace(plan, choices=(*plan.choices, *too_large))
+        too_large.append(Choice(f"remat {level}", math.inf, 0.0, 1, fits=False))
+    raise _nothing_fits(with_remat(levels[-1]))
 
 
 class _Cuts(NamedTuple):
@@ -187,7 +199,7 @@ def _nothing_fits(problem: Problem) -> InputError:
     helps = []
     if problem.partition is None and len(problem.plan.devices) < len(problem.plan.rows):
         helps.append("more stages (devices)")
-    if problem.plan.remat == "none":
+    if problem.plan.remat in ("none", "head"):
         helps.append("remat='layer' or None")
     helps += ["a smaller batch_size", "more microbatches"]
     return InputError(
@@ -311,7 +323,7 @@ def _check_schedule(schedule: str | Generator | None, cutting: _Cutting) -> dict
 def _check_remat(remat: Remat | None) -> tuple[Remat, ...]:
     """What to try, in order."""
     if remat is None:
-        return ("none", "layer", "stage")
+        return get_args(Remat)
     if remat not in get_args(Remat):
         known = ", ".join(map(repr, get_args(Remat)))
         raise InputError(f"remat is {remat!r}, wanted one of {known}, or None: pass 'none' to recompute nothing")

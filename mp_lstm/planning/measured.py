@@ -16,7 +16,7 @@ import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +83,8 @@ class MeasuredCosts:
       tasks, memories: the points.
       overheads: seconds a task costs beside its rows, by kind of device.
       links: between devices.
+      leaner: as `rows`, of each row's lean variant where it has one; None: these were not measured.
+      is_lean: whether these are the costs of `leaner`.
 
     Example:
       >>> points = [TaskPoint("lstm", "cpu", "F", 20, time, 1e-3 * time, 2e-3 * time) for time in (8, 16)]
@@ -106,6 +108,8 @@ class MeasuredCosts:
     memories: tuple[MemoryPoint, ...]
     overheads: Mapping[str, float]
     links: tuple[Link, ...]
+    leaner: tuple[RowUse, ...] | None = None
+    is_lean: bool = False
     _tables: dict[Any, dict[tuple[int, int], Values]] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -165,6 +169,27 @@ class MeasuredCosts:
         """The host of a device."""
         return self._place(device).host
 
+    @property
+    def lean_rows(self) -> frozenset[int]:
+        """Rows whose costs are those of their lean variants."""
+        if not self.is_lean or self.leaner is None:
+            return frozenset()
+        pairs = zip(self.rows, self.leaner, strict=True)
+        return frozenset(i for i, (plain, lean) in enumerate(pairs) if plain.like != lean.like)
+
+    def lean(self) -> MeasuredCosts:
+        """The same of each row's lean variant, where it has one.
+
+        Raises:
+          InputError: they were not measured.
+        """
+        if self.leaner is None:
+            raise InputError(
+                "the head as every remat but 'none' runs it was not measured: measure with the remat of the plan, or "
+                "with None for any"
+            )
+        return self if self.is_lean or self.leaner == self.rows else replace(self, is_lean=True)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the table as JSON."""
         write_json(Path(path), {name: getattr(self, name) for name in _FIELDS} | {"devices": dict(self.devices)})
@@ -188,6 +213,7 @@ class MeasuredCosts:
                 ),
                 overheads=content["overheads"],
                 links=tuple(Link(*link) for link in content["links"]),
+                leaner=tuple(RowUse(*row) for row in content["leaner"]) if content.get("leaner") else None,
             )
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}: pass a file that MeasuredCosts.save wrote") from None
@@ -197,7 +223,7 @@ class MeasuredCosts:
     def _row(self, row: int) -> RowUse:
         if not 0 <= row < len(self.rows):
             raise InputError(f"row {row} is wanted, {len(self.rows)} rows were measured: measure the model at hand")
-        return self.rows[row]
+        return self.leaner[row] if self.is_lean and self.leaner else self.rows[row]
 
     def _place(self, device: Any) -> Place:
         if str(device) not in self.devices:
@@ -217,7 +243,7 @@ class MeasuredCosts:
 
 
 OWNED = 3  # fields of `RowMemory` that do not grow with a unit
-_FIELDS = ("label", "rows", "tasks", "memories", "overheads", "links")
+_FIELDS = ("label", "rows", "tasks", "memories", "overheads", "links", "leaner")
 
 
 def interpolate(points: Points, rows: int, time: int) -> Values:

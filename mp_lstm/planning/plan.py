@@ -19,12 +19,20 @@ from mp_lstm.planning.group import Group, shape
 from mp_lstm.planning.schedule import Schedule, validate
 from mp_lstm.planning.schedules import SCHEDULES, Generator
 
-Remat = Literal["none", "stage", "layer"]
+Remat = Literal["none", "head", "layer", "stage"]  # the further down, the less is kept and the more computed again
+COMPUTED_AGAIN = {
+    "head": "W computes the head's logits again, in blocks of rows",
+    "layer": "B recomputes F, by layer",
+    "stage": "B recomputes F, by stage",
+}
 
 
 @runtime_checkable
 class PlannedLayer(Protocol):
-    """What planning needs to know of a layer: `mp_lstm.layers.base.Layer` has it."""
+    """What planning needs to know of a layer: `mp_lstm.layers.base.Layer` has it.
+
+    A field `lean`, where a layer has one and it is not None, is the layer that rematerialisation runs in its place.
+    """
 
     @property
     def name(self) -> str:
@@ -95,7 +103,8 @@ class Plan:
       batch_size: rows of a batch.
       buckets: by length, in increasing order.
       schedule_name: of the schedule.
-      remat: what B recomputes instead of reading it: nothing, the stage's F from its input, or each row's from its own.
+      remat: what is computed again instead of kept: nothing; rows in their lean variants do, the head's logits; each
+        other row's F too, from its input; or the whole stage's.
       generator: makes the schedules; None: `SCHEDULES[schedule_name]`.
       label: where the numbers come from that the search compared.
       choices: what the search compared, the chosen plan first; empty for a plan made by hand.
@@ -192,7 +201,7 @@ class Plan:
         return f"{self.label}:\n{table}" if self.choices else table
 
     def __str__(self) -> str:
-        recomputed = "" if self.remat == "none" else f"\n\nremat: B recomputes F, by {self.remat}"
+        recomputed = "" if self.remat == "none" else f"\n\nremat: {COMPUTED_AGAIN[self.remat]}"
         return f"{placement_table(self)}\n\n{bucket_table(self)}{self._mesh()}{recomputed}"
 
     def _mesh(self) -> str:

@@ -121,18 +121,27 @@ def check_model(plan: Plan, model: PlannedModel) -> None:
 def stage_seconds(plan: Plan, costs: CostModel, bucket: BucketPlan, stage: int) -> dict[Kind, Seconds]:
     """How long each kind of task of a stage takes."""
     device, indices, rows = plan.devices[stage], plan.stages[stage], bucket.rows_per_microbatch
+    padded, overhead = bucket.chunk * bucket.chunks, costs.overhead(device)
+    again = [row for row, runs in zip(indices, run_again(costs, plan.remat, indices), strict=True) if runs]
 
-    def summed(kind: Kind, time: int) -> Seconds:
-        parts = [costs.seconds(kind, row, rows, time, device) for row in indices]
-        extra = costs.overhead(device)
-        return Seconds(sum(part.alone for part in parts) + extra, sum(part.shared for part in parts) + extra)
+    def of_rows(kind: Kind, time: int, which: Sequence[int] = indices) -> list[Seconds]:
+        return [costs.seconds(kind, row, rows, time, device) for row in which]
 
-    padded = bucket.chunk * bucket.chunks
-    forward, backward = summed("F", bucket.chunk), summed("B", bucket.chunk)
-    if plan.remat != "none":  # B begins with F, in the same program
-        extra = costs.overhead(device)
-        backward = Seconds(backward.alone + forward.alone - extra, backward.shared + forward.shared - extra)
-    return {"F": forward, "B": backward, "W": summed("W", padded), "U": summed("U", padded)}
+    def task(parts: Sequence[Seconds]) -> Seconds:
+        return Seconds(sum(part.alone for part in parts) + overhead, sum(part.shared for part in parts) + overhead)
+
+    return {
+        "F": task(of_rows("F", bucket.chunk)),
+        "B": task(of_rows("B", bucket.chunk) + of_rows("F", bucket.chunk, again)),
+        "W": task(of_rows("W", padded)),
+        "U": task(of_rows("U", padded)),
+    }
+
+
+def run_again(costs: CostModel, remat: str, rows: Sequence[int]) -> list[bool]:
+    """Whether B of each row begins with its F, in the same program. A lean row's does in a whole stage alone."""
+    lean = costs.lean_rows if remat == "layer" else frozenset()
+    return [remat in ("layer", "stage") and row not in lean for row in rows]
 
 
 def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, remat: str) -> StageMemory:
@@ -141,31 +150,43 @@ def stage_memory(costs: CostModel, indices: Sequence[int], bucket: BucketPlan, r
     F, B and W run their rows one after another, so their temporaries are those of the largest row. W joins a row's
     chunks, each array copied, but for its x: that has the place of another that W is done with. What B made for it may
     lie where the largest gradient of another row will, if that is new. Where W adds to a gradient it makes the row's
-    own first (but an embedding's, which it adds to in place).
+    own first (but an embedding's, which it adds to in place). W of a lean row has other temporaries too, which are
+    there whether it adds or not.
 
-    With remat "layer" F keeps the input of every row and with "stage" that of the stage. B makes what W reads, and what
-    it reads itself is among its temporaries.
+    With remat "layer" F keeps the input of every row and with "stage" that of the stage. Where B runs F again it makes
+    what W reads, and what it reads itself is among its temporaries.
     """
     rows, padded = bucket.rows_per_microbatch, bucket.chunk * bucket.chunks
     held = [costs.memory(row, rows, bucket.chunk) for row in indices]
+    again, lean = run_again(costs, remat, indices), costs.lean_rows if remat != "none" else frozenset()
     joined = _joined(held, bucket.chunks, new=bucket.microbatches == 1) if bucket.chunks > 1 else [0] * len(held)
-    added = [costs.memory(row, rows, padded).scratch_weight if bucket.microbatches > 1 else 0 for row in indices]
-    saved, kept, tape = (sum(getattr(part, name) for part in held) for name in ("saved", "kept", "tape"))
-    if remat != "none":
-        saved, kept, tape = 0, _inner_inputs(held) if remat == "layer" else 0, tape + kept
+    scratch = [costs.memory(row, rows, padded).scratch_weight for row in indices]
+    adding = [size + extra for size, extra in zip(joined, scratch, strict=True)]
+    own = [
+        extra - part.parameters if row in lean else 0 for row, part, extra in zip(indices, held, scratch, strict=True)
+    ]
+    first = [size + extra for size, extra in zip(joined, own, strict=True)]
+    unit = [between_tasks(part, runs) for part, runs in zip(held, again, strict=True)]
+    saved, kept, tape = map(sum, zip(*unit, strict=True))
+    inputs = sum(part.input for part in held[1:]) if remat == "layer" else 0
     return StageMemory(
         fixed=sum(part.parameters + part.state for part in held),
         saved=saved,
-        kept=kept,
+        kept=kept + inputs,
         tape=tape,
         input=held[0].input,
         output=held[-1].output,
         scratch_forward=max(part.scratch_forward for part in held),
-        scratch_backward=_scratch_backward(held, remat),
-        scratch_weight=max(joined),
+        scratch_backward=_scratch_backward(held, again, remat),
+        scratch_weight=max(first),
         gradient=sum(part.parameters for part in held),
-        scratch_add=max(map(sum, zip(joined, added, strict=True))) - max(joined),
+        scratch_add=max(adding) - max(first) if bucket.microbatches > 1 else 0,
     )
+
+
+def between_tasks(row: RowMemory, again: bool) -> tuple[int, int, int]:
+    """What a row saves, keeps and has on its tape; where B runs F again it makes on its tape what F would have kept."""
+    return (0, 0, row.tape + row.kept) if again else (row.saved, row.kept, row.tape)
 
 
 def _joined(held: Sequence[RowMemory], chunks: int, *, new: bool) -> list[int]:
@@ -177,29 +198,28 @@ def _joined(held: Sequence[RowMemory], chunks: int, *, new: bool) -> list[int]:
     return [tape + chunks * max(0, part.kept - x) for tape, part, x in zip(tapes, held, own, strict=True)]
 
 
-def _scratch_backward(held: Sequence[RowMemory], remat: str) -> int:
+def _scratch_backward(held: Sequence[RowMemory], again: Sequence[bool], remat: str) -> int:
     """Temporaries of a stage's B.
 
     Between two rows there is the gradient that one hands the other. F run again has its own temporaries where what B
     makes for W will lie, as far as these reach. Rows alike begin their scans with the same zeros, which are there from
     the first row to the last.
     """
-    if remat == "none":
+    if remat == "layer" and any(again):
+        zeros = sorted(part.tape for part in held)[-2] if len(held) > 1 else 0
+        return zeros + max(
+            part.scratch_backward + (part.saved + _beyond(part) if runs else 0)
+            for part, runs in zip(held, again, strict=True)
+        )
+    if not any(again):
         handed = max((part.output for part in held[:-1]), default=0)
         return handed + max(part.scratch_backward for part in held)
-    if remat == "layer":
-        zeros = sorted(part.tape for part in held)[-2] if len(held) > 1 else 0
-        return zeros + max(part.saved + part.scratch_backward + _beyond(part) for part in held)
     return sum(part.saved for part in held) + max(part.scratch_backward + _beyond(part) for part in held)
 
 
 def _beyond(part: RowMemory) -> int:
     """F's temporaries that do not fit where B's results will lie."""
     return max(0, part.scratch_forward - part.tape - part.kept)
-
-
-def _inner_inputs(held: Sequence[RowMemory]) -> int:
-    return sum(part.input for part in held[1:])
 
 
 def shared_hosts(plan: Plan, costs: CostModel) -> tuple[Any, ...] | None:

@@ -16,7 +16,7 @@ from mp_lstm.planning.costs import STATE_BYTES, CostModel, Kind
 from mp_lstm.planning.flow import Flow, StageArrays, bound
 from mp_lstm.planning.memory import peak_bytes
 from mp_lstm.planning.plan import BucketPlan, Plan
-from mp_lstm.planning.prediction import predict, stage_memory
+from mp_lstm.planning.prediction import between_tasks, predict, run_again, stage_memory
 from mp_lstm.planning.schedule import validate
 from mp_lstm.planning.schedules import Generator
 
@@ -178,16 +178,19 @@ def stage_arrays(problem: Problem, ends: np.ndarray, cut: BucketPlan) -> StageAr
 def row_sums(problem: Problem, kind: Kind, cut: BucketPlan, stage: int, *, busy: bool) -> np.ndarray:
     """[R+1] seconds that the first rows take on a stage's device."""
     rows, costs, device = cut.rows_per_microbatch, problem.costs, problem.plan.devices[stage]
-    time = cut.chunk * cut.chunks if kind in "WU" else cut.chunk
+    time, indices = cut.chunk * cut.chunks if kind in "WU" else cut.chunk, range(len(problem.plan.rows))
+
+    def seconds_of(kind: Kind) -> np.ndarray:
+        taken = np.array([costs.seconds(kind, row, rows, time, device) for row in indices])
+        return taken.mean(axis=1) if busy else taken[:, 0]
 
     def make() -> np.ndarray:
-        taken = np.array([costs.seconds(kind, row, rows, time, device) for row in range(len(problem.plan.rows))])
-        return np.concatenate([[0.0], np.cumsum(taken.mean(axis=1) if busy else taken[:, 0])])
+        taken, again = seconds_of(kind), run_again(costs, problem.plan.remat, indices)
+        if kind == "B" and any(again):
+            taken = taken + np.where(again, seconds_of("F"), 0.0)
+        return np.concatenate([[0.0], np.cumsum(taken)])
 
-    sums = problem.once(("row", kind, rows, time, problem.indices(stage + 1)[stage], busy), make)
-    if kind == "B" and problem.plan.remat != "none":
-        return sums + row_sums(problem, "F", cut, stage, busy=busy)
-    return sums
+    return problem.once(("row", kind, rows, time, problem.indices(stage + 1)[stage], busy), make)
 
 
 def _links(problem: Problem, cut: BucketPlan, stage: int) -> np.ndarray:
@@ -260,17 +263,16 @@ def stage_bytes(
 
 def _row_bytes(problem: Problem, rows: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
     """[4, R+1] sums over the first rows of what is fixed, saved, kept and on the tape; [R+1] of each row's input."""
-    held = [problem.costs.memory(row, rows, chunk) for row in range(len(problem.plan.rows))]
-    remat = problem.plan.remat
+    costs, remat = problem.costs, problem.plan.remat
+    indices = range(len(problem.plan.rows))
+    held = [costs.memory(row, rows, chunk) for row in indices]
+    again = run_again(costs, remat, indices)
     parts = np.array(
-        [
-            (row.parameters + row.state, row.saved, row.kept, row.tape)
-            if remat == "none"
-            else (row.parameters + row.state, 0, row.input if remat == "layer" else 0, row.tape + row.kept)
-            for row in held
-        ],
+        [(row.parameters + row.state, *between_tasks(row, runs)) for row, runs in zip(held, again, strict=True)],
         np.float64,
     )
+    if remat == "layer":
+        parts[:, 2] += [row.input for row in held]
     sums = np.concatenate([np.zeros((1, 4)), parts.cumsum(axis=0)]).T
     return sums, np.array([*(row.input for row in held), 0], np.float64)
 

@@ -29,7 +29,8 @@ from jaxlib import xla_client
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.batch import Batch
-from mp_lstm.layers.model import Model
+from mp_lstm.layers.model import Model, lean_model
+from mp_lstm.layers.remat import REMAT
 from mp_lstm.planning.costs import Kind, RowMemory, Seconds
 from mp_lstm.planning.measured import (
     Link,
@@ -42,6 +43,7 @@ from mp_lstm.planning.measured import (
     label_of,
     time_grid,
 )
+from mp_lstm.planning.plan import Remat
 from mp_lstm.runtime import single as singles
 from mp_lstm.runtime.memory import nbytes, row_arrays
 from mp_lstm.runtime.placement import Device, stage_sharding, structs, transfer
@@ -66,6 +68,7 @@ def measure_costs(
     microbatches: Sequence[int] = (1, 2),
     optimizer: optax.GradientTransformation | None = None,
     example: Batch | None = None,
+    remat: Remat | None = "none",
     cache_dir: str | os.PathLike[str] | None = None,
     repeats: int = 5,
     progress: Callable[[int, int], None] | None = None,
@@ -80,6 +83,7 @@ def measure_costs(
       microbatches: numbers of slices of a batch's rows to measure; others are interpolated.
       optimizer: whose update is timed; None: Adam.
       example: a batch such as will come, of any size; None: padded tokens, as a language model reads.
+      remat: that of the plans to be made; None: any. But for "none", heads are measured in their lean variants too.
       cache_dir: where measured points are kept and looked for; None: nowhere.
       repeats: series of which a time is the median.
       progress: called after each point with the number of points there are, and of all.
@@ -98,11 +102,17 @@ def measure_costs(
       >>> costs.memory(1, rows=2, time=4).output  # y [4, 2, 8] in float32
       256
     """
-    _check(batch_size, lengths, devices, microbatches, repeats)
+    _check(batch_size, lengths, devices, microbatches, repeats, remat)
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
-    rows = list(singles.isolate(model, batch_size, optimizer, example or singles.tokens(), devices[0]))
-    likes = [singles.signature(row, batch_size) for row in rows]
-    distinct = dict(zip(likes, rows, strict=True))
+
+    def isolated(model: Model) -> list[tuple[str, Single]]:
+        rows = singles.isolate(model, batch_size, optimizer, example or singles.tokens(), devices[0])
+        return [(singles.signature(row, batch_size), row) for row in rows]
+
+    plain = lean = isolated(model)
+    if any(row.lean is not None for row in model.rows):
+        lean = [] if remat == "none" else isolated(lean_model(model))
+    distinct = dict([*plain, *lean])
     shapes = [
         (size, time)
         for size in sorted({-(-batch_size // slices) for slices in microbatches}, reverse=True)
@@ -113,14 +123,20 @@ def measure_costs(
     bench = _Bench(PointCache(cache_dir), repeats, points, progress)
     kinds = [_measure_kind(bench, group, distinct, shapes, batch_size, optimizer) for group in groups]
     links = [Link(kind_of(a), kind_of(b), *_link(bench, a, b)) for a, b in pairs]
+
+    def uses(rows: Sequence[tuple[str, Single]]) -> tuple[RowUse, ...]:
+        below = [True, *(kinds[0].keeps_y[like] for like, _ in rows[:-1])]
+        return tuple(RowUse(like, given) for (like, _), given in zip(rows, below, strict=False))
+
     return MeasuredCosts(
         label=label_of([kind_of(device) for device in dict.fromkeys(devices)], f"jax {jax.__version__}"),
-        rows=tuple(RowUse(like, given=i == 0 or kinds[0].keeps_y[likes[i - 1]]) for i, like in enumerate(likes)),
+        rows=uses(plain),
         devices={str(device): Place(kind_of(device), _host(device), _capacity(device)) for device in devices},
         tasks=tuple(task for kind in kinds for task in kind.tasks),
         memories=kinds[0].memories,
         overheads={kind_of(group[0]): kind.overhead for group, kind in zip(groups, kinds, strict=True)},
         links=tuple(links),
+        leaner=uses(lean) or None,
     )
 
 
@@ -213,7 +229,10 @@ def _measure_kind(
                 lambda row=row, shape=(rows, time), add=accumulates: _row(bench, row, *shape, add, devices),
             )
             add(like, rows, time, found["seconds"])
-            memories.append(MemoryPoint(like, rows, time, RowMemory(*owned, *found["bytes"])))
+            held = RowMemory(*owned, *found["bytes"])
+            if not accumulates:  # what is stated of W is what it needs where it adds
+                held = held._replace(scratch_weight=held.scratch_weight + held.parameters)
+            memories.append(MemoryPoint(like, rows, time, held))
             keeps_y[like] = found["keeps_y"]
     return _Kind(overhead, tuple(tasks), tuple(memories), keeps_y)
 
@@ -357,6 +376,7 @@ def _check(
     devices: Sequence[Device],
     microbatches: Sequence[int],
     repeats: int,
+    remat: Remat | None,
 ) -> None:
     if not devices:
         raise InputError("measure_costs: devices is empty, wanted those to plan for: pass e.g. jax.devices()")
@@ -372,3 +392,6 @@ def _check(
         raise InputError(
             f"measure_costs: microbatches has {max(microbatches)}, the batch has {batch_size} rows: pass at most those"
         )
+    if remat not in (*REMAT, None):
+        known = ", ".join(map(repr, REMAT))
+        raise InputError(f"measure_costs: remat is {remat!r}, wanted one of {known}, or None: pass that of the plan")

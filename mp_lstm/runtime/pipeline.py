@@ -303,6 +303,7 @@ class Pipeline:
             key=state.key,
             counter=state.batches,
             carry=self._host_carry(state),
+            remat=self.plan.remat,
         )
 
     @functools.cached_property

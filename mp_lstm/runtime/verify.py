@@ -6,6 +6,7 @@ Two comparisons a row, in the loss's own precision:
     device layer      the row's own B and W, fed what the reference feeds it, against `jax.vjp` of the row's own
     forward
 
+The layer of the second comparison is the lean variant of a row, where that is what the plan's rematerialisation runs.
 A wrong backward spoils the pipeline's gradients of every row below it; the second comparison names the row it is in.
 """
 
@@ -22,7 +23,7 @@ from jaxtyping import Key
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, Layer, Params, State, child_context
 from mp_lstm.layers.batch import Batch
-from mp_lstm.layers.model import Model, loss
+from mp_lstm.layers.model import Model, lean_model, loss
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5}
 """Largest relative error that passes, by type of the loss."""
@@ -184,6 +185,7 @@ def certify(
     key: Key[jax.Array, ""],
     counter: int,
     carry: State | None,
+    remat: str,
 ) -> Certificate:
     """Compares what a pipeline computed with JAX's derivative on one device, the default one.
 
@@ -195,10 +197,11 @@ def certify(
         that names no row.
       stages: stage of each row.
       key, counter, carry: training's key, the number of the first batch, the state carried into it.
+      remat: the plan's.
     """
     params = jax.tree.map(jnp.asarray, params)
     wanted = reference(model, params, batches, key=key, counter=counter, carry=carry)
-    own = layer_errors(model, params, batches[0], key=key, counter=counter)
+    own = layer_errors(model if remat == "none" else lean_model(model), params, batches[0], key=key, counter=counter)
     got = pipeline()
     rows = tuple(
         RowErrors(row.name, stages[i], relative_error(got[1][i], wanted[1][i]), own[i])

@@ -116,8 +116,9 @@ class PipelineConfig:
     chunk: Auto | int = "auto"
     # Slices of a batch's rows; auto: chosen with the plan.
     microbatches: Auto | int = "auto"
-    # Recompute activations in the backward pass, which saves memory: of each layer, or of the whole stage.
-    remat: Literal["none", "layer", "stage"] = "none"
+    # Less memory for more work: the "head" computes its logits again, also each "layer" its activations, or the "stage"
+    # all of them; auto: as much as it takes to fit the memory.
+    remat: Literal["none", "head", "layer", "stage", "auto"] = "none"
     # What "auto" goes by: "nominal" rates, "measured" layers (minutes, once a machine), or, to plan, a machine's TOML.
     costs: str = "nominal"
     # Time steps of each scan that are written out at once.

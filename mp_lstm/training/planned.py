@@ -119,7 +119,7 @@ def plan_for(
             schedule=_chosen(pipeline.schedule),
             chunk=_chosen(pipeline.chunk),
             microbatches=_chosen(pipeline.microbatches),
-            remat=pipeline.remat,
+            remat=_chosen(pipeline.remat),
             costs=costs,
             weights=weights,
             **meshes,
@@ -134,7 +134,10 @@ def _measured(
     slices = config.pipeline.microbatches
     rows = config.data.batch_size
     counts = tuple(m for m in (1, 2) if m <= rows) if slices == "auto" else (slices,)
-    return measure_costs(model, rows, lengths, devices, microbatches=counts, optimizer=optimizer, cache_dir=cache)
+    remat = _chosen(config.pipeline.remat)
+    return measure_costs(
+        model, rows, lengths, devices, microbatches=counts, optimizer=optimizer, remat=remat, cache_dir=cache
+    )
 
 
 def _shares(source: BatchSource, lengths: Sequence[int]) -> dict[int, float]:

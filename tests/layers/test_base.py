@@ -98,6 +98,42 @@ def test_residual_adds_its_input_in_prediction_too() -> None:
     assert_close(added, alone + x, 0.0)
 
 
+def with_lean(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+    """A layer whose lean variant is the layer itself, under another name."""
+    return layer._replace(lean=layer._replace(name="lean"))
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda layer: base.chain([mp_lstm.dropout(0.4), layer, mp_lstm.dropout(0.2)], first=3),
+        base.residual,
+        mp_lstm.two_biases,
+        lambda layer: mp_lstm.weight_drop(layer, 0.5),
+    ],
+    ids=["chain", "residual", "two biases", "weight drop"],
+)
+def test_what_wraps_a_layer_wraps_its_lean_variant(wrapped: Any) -> None:
+    plain = mp_lstm.lstm_layer(SIZE, SIZE, bias_init=jax.nn.initializers.ones)
+    layer = wrapped(with_lean(plain))
+    assert wrapped(plain).lean is None
+    assert layer.lean is not None
+    assert layer.lean.lean is None
+    params, x = layer.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (TIME, ROWS, SIZE))
+    ctx = Context(key=jax.random.key(2), train=True)
+
+    def phases(layer: mp_lstm.Layer) -> Any:
+        state, y, saved = layer.forward(params, x, layer.init_state(ROWS), ctx)
+        dx, dstate, tape = layer.backward(params, saved, y, state, ctx)
+        predicted = layer.infer(params, x, layer.init_state(ROWS), ctx)
+        return state, y, dx, dstate, layer.weight_gradient(params, tape, ctx), predicted
+
+    jax.tree.map(np.testing.assert_array_equal, phases(layer.lean), phases(layer))
+    assert layer.lean.cost(2, 3) == layer.cost(2, 3)
+    _, y, _ = plain.forward(plain.init(jax.random.key(0)), x, plain.init_state(ROWS), ctx)
+    assert not np.allclose(phases(layer.lean)[1], y)
+
+
 def test_apply_has_no_gradient_where_there_is_none() -> None:
     """Tokens are integers, and so is the context."""
     layer = mp_lstm.embedding(7, SIZE)

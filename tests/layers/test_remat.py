@@ -15,8 +15,11 @@ import examples
 import mp_lstm
 import reference
 from mp_lstm.errors import InputError
+from mp_lstm.layers import heads, lean_head
 from mp_lstm.layers.base import Context, apply, chain
+from mp_lstm.layers.lstm import Saved as SavedByLSTM
 from mp_lstm.layers.remat import REMAT, chain_with, rematerialised
+from mp_lstm.layers.remat import Saved as SavedByRemat
 from mp_lstm.runtime.compiler import compiler_options
 from mp_lstm.runtime.stages import Unit, make_stage
 from reference import assert_close
@@ -54,6 +57,7 @@ def expected(tie: bool) -> tuple[mp_lstm.Model, Any, Any, list[mp_lstm.Batch], r
 @pytest.mark.parametrize(
     ("remat", "tie", "partition"),
     [
+        ("head", True, (2, 2)),
         ("stage", False, (2, 2)),
         ("layer", False, (2, 2)),
         ("stage", True, (2, 2)),
@@ -95,10 +99,30 @@ def test_what_f_saves() -> None:
     assert saved["stage"] == nbytes(x) + nbytes(state)
     assert saved["layer"] == 3 * nbytes(x) + nbytes(state)
     # An LSTM saves x, four gates, c and y.
-    assert saved["none"] == 3 * 7 * nbytes(x) + nbytes(state)
+    assert saved["head"] == saved["none"] == 3 * 7 * nbytes(x) + nbytes(state)
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
+def test_a_lean_variant_runs_in_place_of_its_row() -> None:
+    """With "layer" B does not run its F again; with "stage" that is the whole chain's."""
+    lstm, head = mp_lstm.lstm_layer(SIZE, SIZE), mp_lstm.softmax_head(SIZE, examples.VOCAB)
+    x, ctx = jnp.ones((TIME, ROWS, SIZE)), Context(targets=jnp.zeros((TIME, ROWS), int))
+
+    def saved(remat: str) -> Any:
+        layer = chain_with(remat, [lstm, head])
+        assert layer.lean is None or remat == "none"
+        return layer.forward(layer.init(KEY), x, layer.init_state(ROWS), ctx)[2]
+
+    kinds = {remat: [type(part) for part in saved(remat)] for remat in ("none", "head", "layer")}
+    assert kinds == {
+        "none": [SavedByLSTM, heads.Saved],
+        "head": [SavedByLSTM, lean_head.Saved],
+        "layer": [SavedByRemat, lean_head.Saved],
+    }
+    assert isinstance(saved("stage"), SavedByRemat)
+    assert rematerialised(head).lean is None
+
+
+@pytest.mark.parametrize("remat", ["head", "stage", "layer"])
 def test_what_b_gives_does_not_change(remat: str) -> None:
     plain, again = stage_structs("none")[1], stage_structs(remat)[1]
     assert jax.tree.structure(plain) == jax.tree.structure(again)
@@ -172,5 +196,5 @@ def test_as_an_ordinary_function() -> None:
 
 
 def test_a_word_that_is_none_of_them() -> None:
-    with pytest.raises(InputError, match="remat is 'all', one of none, stage, layer is wanted"):
+    with pytest.raises(InputError, match="remat is 'all', one of none, head, layer, stage is wanted"):
         chain_with("all", [mp_lstm.dense(2, 2)])

@@ -10,7 +10,7 @@ import numpy as np
 
 import mp_lstm
 from mp_lstm.layers.base import Context
-from mp_lstm.layers.heads import HeadParams, cross_entropy, cross_entropy_of_parts
+from mp_lstm.layers.decoder import HeadParams, cross_entropy, cross_entropy_of_parts
 from mp_lstm.layers.vocabulary import AXIS, local_ids
 
 PARTS = 3
@@ -30,9 +30,9 @@ def test_the_loss_of_parts_is_that_of_the_whole(x64: None) -> None:
     rng = np.random.default_rng(0)
     logits, targets = rng.normal(size=(7, 12)) * 10, rng.integers(0, 12, 7)
     weights = np.where(np.arange(7) == 2, 0.0, rng.uniform(1, 2, 7))
-    loss, errors, scale = cross_entropy(jnp.asarray(logits), jnp.asarray(targets), jnp.asarray(weights))
+    loss, errors, scale, *_ = cross_entropy(jnp.asarray(logits), jnp.asarray(targets), jnp.asarray(weights))
     parts = jnp.asarray(logits).reshape(7, PARTS, 4).swapaxes(0, 1)
-    losses, part_errors, scales = by_part(
+    losses, part_errors, scales, *_ = by_part(
         lambda part: cross_entropy_of_parts(part, jnp.asarray(targets), jnp.asarray(weights)), parts
     )
     np.testing.assert_allclose(losses, [loss] * PARTS, rtol=1e-13)

@@ -50,6 +50,29 @@ def test_time_is_operations_and_bytes(kind, seconds):
     assert COSTS.seconds(kind, 0, 2, 4, "a") == pytest.approx(Seconds(seconds, seconds))
 
 
+def test_lean_rows_have_costs_of_their_own():
+    """W of one needs room for what it computes again."""
+
+    class Layer(NamedTuple):
+        cost: object
+        lean: object = None
+
+    lean = COST._replace(forward=1000, kept_bytes=3, scratch_weight_bytes=51)
+    plain = MACHINE.costs(Model((Row(), Layer(lambda *_: COST, Layer(lambda *_: lean)))))
+    costs = plain.lean()
+    assert (plain.lean_rows, costs.lean_rows) == (frozenset(), {1})
+    assert costs.lean() is costs
+    assert COSTS.lean() is COSTS
+    for kind in ("F", "B", "W", "U"):
+        assert (
+            costs.seconds(kind, 0, 2, 4, "a") == plain.seconds(kind, 0, 2, 4, "a") == plain.seconds(kind, 1, 2, 4, "a")
+        )
+    assert costs.seconds("F", 1, 2, 4, "a").alone == pytest.approx(plain.seconds("F", 1, 2, 4, "a").alone + 9 - 0.8)
+    held = plain.memory(1, 2, 4)
+    assert costs.memory(0, 2, 4) == held
+    assert costs.memory(1, 2, 4) == held._replace(kept=3, scratch_weight=28 + 51)
+
+
 def test_every_forward_reads_the_weights_again():
     """Work that is four times as large takes less than four times as long, by three readings of the weights."""
 

@@ -30,6 +30,7 @@ class Layer(NamedTuple):
     name: str
     kind: str
     chunkable: bool = True
+    lean: Any = None
 
     def cost(self, batch_size: int, time: int) -> Cost:
         """Every phase takes a millisecond a row and step at a gigaflop a second."""
@@ -77,6 +78,22 @@ def test_the_vocabulary_is_divided() -> None:
     assert [costs.memory(row, 10, 4).parameters for row in range(3)] == [MEGA, 4 * MEGA, MEGA]
     assert [costs.memory(row, 10, 4).kept for row in range(3)] == [320, 320, 80]
     assert [costs.memory(row, 10, 4).input for row in range(3)] == [160] * 3
+
+
+def test_a_lean_head_keeps_nothing_that_is_divided() -> None:
+    """Its kept arrays are of steps, and not of the vocabulary."""
+    head = Layer("head", "head", lean=Layer("head", "head"))
+    model = Model((*MODEL.rows[:2], head))
+    group = Group(CPUS, 1, 4)
+    costs = GroupedCosts(Calibration(dict.fromkeys(CPUS, DeviceRates(1e9, 1e9))).costs(model), KINDS, (group,))
+    lean = costs.lean()
+    assert (costs.lean_rows, lean.lean_rows) == (frozenset(), {2})
+    assert lean.lean() is lean
+    assert lean.label == costs.label
+    assert (costs.memory(2, 10, 4).kept, lean.memory(2, 10, 4).kept) == (80, 320)
+    assert lean.memory(2, 10, 4).parameters == MEGA
+    plan = make_plan(model, batch_size=5, lengths=(8,), devices=CPUS, model_parallel=2, remat="head")
+    assert costs_of(plan, costs).lean_rows == {2}
 
 
 def test_a_group_alone_keeps_some_of_its_host_busy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,27 @@ def costs() -> MeasuredCosts:
 
 def test_it_is_a_cost_model(costs: MeasuredCosts) -> None:
     assert isinstance(costs, CostModel)
+
+
+def test_lean_rows_are_like_others_of_the_table(costs: MeasuredCosts, tmp_path: Path) -> None:
+    rows = (*costs.rows[:2], RowUse("embed", True))
+    both = dataclasses.replace(costs, leaner=rows)
+    both.save(tmp_path / "costs.json")
+    for table in (both, MeasuredCosts.load(tmp_path / "costs.json")):
+        lean = table.lean()
+        assert (table.lean_rows, lean.lean_rows) == (frozenset(), {2})
+        assert lean.lean() is lean
+        assert table.seconds("F", 2, 20, 4, "cpu:0") == table.seconds("F", 1, 20, 4, "cpu:0")
+        assert lean.seconds("F", 2, 20, 4, "cpu:0") == table.seconds("F", 0, 20, 4, "cpu:0")
+        assert lean.seconds("F", 1, 20, 4, "cpu:0") == table.seconds("F", 1, 20, 4, "cpu:0")
+    without = dataclasses.replace(costs, leaner=costs.rows)
+    assert without.lean() is without
+    costs.save(tmp_path / "plain.json")
+    for table in (costs, MeasuredCosts.load(tmp_path / "plain.json")):
+        with pytest.raises(
+            InputError, match="the head as every remat but 'none' runs it was not measured: measure with"
+        ):
+            table.lean()
 
 
 @pytest.mark.parametrize("kind", ["F", "B", "W"])

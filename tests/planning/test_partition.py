@@ -55,9 +55,9 @@ def test_does_not_depend_on_the_unit_of_cost():
 
 
 def test_thousand_rows_in_64_stages_take_seconds():
-    begin = time.perf_counter()
+    begin = time.process_time()
     partition = balanced([1 + i % 7 for i in range(1000)], 64)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert (len(partition), sum(partition)) == (64, 1000)
 
 

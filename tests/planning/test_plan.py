@@ -311,7 +311,11 @@ HALF = StandInModel((lstm(1), lstm(2, chunkable=False)))
             "schedule 'wavefornt' is unknown: did you mean 'wavefront'? pass one of 'serial', 'wavefront'",
         ),
         ({"schedule": "x"}, "schedule 'x' is unknown: pass one of 'serial', 'wavefront'"),
-        ({"remat": "all"}, "remat is 'all', wanted one of 'none', 'stage', 'layer', or None: pass 'none'"),
+        ({"remat": "all"}, "remat is 'all', wanted one of 'none', 'head', 'layer', 'stage', or None: pass 'none'"),
+        (
+            {"remat": "head"},
+            "remat is 'head', but no row has a softmax head: pass 'none', 'layer' or 'stage'",
+        ),
         ({"memory_limit": 0}, "memory_limit is 0, wanted bytes above 0: pass e.g. 16e9, or None"),
         ({"weights": {17: 1}}, "weights has length 17, the buckets are 16, 64: leave it out"),
         ({"weights": {16: -1}}, "weights[16] is -1, wanted at least 0: pass e.g. how many batches"),

@@ -10,7 +10,7 @@ import pytest
 from mp_lstm.planning.costs import RowMemory
 from mp_lstm.planning.memory import StageMemory
 from mp_lstm.planning.plan import BucketPlan
-from mp_lstm.planning.prediction import stage_memory
+from mp_lstm.planning.prediction import run_again, stage_memory
 
 ROWS = (
     RowMemory(
@@ -42,11 +42,16 @@ ROWS = (
 )
 
 
-def held(*, chunks: int = 1, microbatches: int = 1, remat: str = "none", largest: int = 25) -> StageMemory:
-    """A stage of both rows; `largest` is of the first."""
-    held_by = (ROWS[0]._replace(largest=largest), ROWS[1])
-    costs: Any = SimpleNamespace(memory=lambda row, rows, time: held_by[row])
-    return stage_memory(costs, (0, 1), BucketPlan(4 * chunks, 4, chunks, microbatches, 2), remat)
+def costs_of_rows(*lean: int, largest: int = 25) -> Any:
+    """Costs of the rows, of which W of lean ones needs 500 bytes beside the gradient; `largest` is of the first."""
+    rows = (ROWS[0]._replace(largest=largest), ROWS[1])
+    held = [row._replace(scratch_weight=row.parameters + 500) if i in lean else row for i, row in enumerate(rows)]
+    return SimpleNamespace(memory=lambda row, rows, time: held[row], lean_rows=frozenset(lean))
+
+
+def held(*lean: int, chunks: int = 1, microbatches: int = 1, remat: str = "none", largest: int = 25) -> StageMemory:
+    bucket = BucketPlan(4 * chunks, 4, chunks, microbatches, 2)
+    return stage_memory(costs_of_rows(*lean, largest=largest), (0, 1), bucket, remat)
 
 
 def test_rows_add_up_but_for_their_temporaries() -> None:
@@ -98,6 +103,19 @@ def test_what_remat_moves_into_backward_is_joined_as_before(remat: str, inputs: 
 
 def test_temporaries_of_f_that_do_not_fit_beside_those_of_b() -> None:
     """Of the first row alone: 60 bytes, of which its tape and what it keeps have room for 30."""
-    costs: Any = SimpleNamespace(memory=lambda row, rows, time: ROWS[row])
     for remat in ("layer", "stage"):
-        assert stage_memory(costs, (0,), BucketPlan(4, 4, 1, 1, 2), remat).scratch_backward == 100 + 1 + 30
+        assert stage_memory(costs_of_rows(), (0,), BucketPlan(4, 4, 1, 1, 2), remat).scratch_backward == 100 + 1 + 30
+
+
+def test_a_lean_row_keeps_what_it_needs() -> None:
+    """W of it has other temporaries than the gradient. With "layer" F of the other row alone runs again in B."""
+    assert held(1, remat="head") == held()._replace(scratch_weight=500)
+    assert held(1, remat="head", microbatches=2) == held()._replace(scratch_weight=500, scratch_add=3000)
+    moved = held()._replace(saved=50, kept=5 + 7, tape=50 + 10, scratch_backward=20 + 150, scratch_weight=500)
+    assert held(1, remat="layer") == moved
+    assert held(1, remat="stage") == held(remat="stage")._replace(scratch_weight=500)
+
+
+def test_which_rows_run_again() -> None:
+    found = {remat: run_again(costs_of_rows(1), remat, (0, 1)) for remat in ("none", "head", "layer", "stage")}
+    assert found == {"none": [False] * 2, "head": [False] * 2, "layer": [True, False], "stage": [True] * 2}

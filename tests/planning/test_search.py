@@ -34,21 +34,27 @@ class StandInLayer(NamedTuple):
     cost: Callable[[int, int], Cost]
     kind: str = "lstm"
     chunkable: bool = True
+    lean: Any = None
 
 
 class StandInModel(NamedTuple):
     rows: tuple[StandInLayer, ...]
 
 
-def layer(index, *, forward=1.0, backward=1.0, weight=1.0, parameters=0, saved=0, sent=0, inputs=0):
-    """A row of so many operations, saved, sent and input bytes for each batch row and time step."""
+def layer(index, *, forward=1.0, backward=1.0, weight=1.0, parameters=0, saved=0, sent=0, inputs=0, lean=None):
+    """A row of so many operations, saved, sent and input bytes for each batch row and time step.
+
+    `lean`: what its lean variant has other numbers of; None: it has no such variant.
+    """
+    given = {"forward": forward, "backward": backward, "weight": weight, "parameters": parameters, "saved": saved}
+    given |= {"sent": sent, "inputs": inputs}
 
     def cost(batch_size, time):
         units = batch_size * time
         work = (forward * units, backward * units, weight * units)
         return Cost(*work, parameters, 4 * parameters, saved * units, sent * units, input_bytes=inputs * units)
 
-    return StandInLayer(f"row {index}", cost)
+    return StandInLayer(f"row {index}", cost, lean=None if lean is None else layer(index, **given | lean))
 
 
 def model_of(*rows):
@@ -82,6 +88,9 @@ def all_partitions(rows, stages):
 
 # --- against brute force ---
 
+REMATS = ("none", "head", "layer", "stage")
+REMATS_OF_NONE_LEAN = ("none", "layer", "stage")
+
 ROWS = st.lists(
     st.fixed_dictionaries(
         {
@@ -92,6 +101,7 @@ ROWS = st.lists(
             "saved": st.integers(0, 3),
             "sent": st.integers(0, 3),
             "inputs": st.integers(0, 2),
+            "lean": st.sampled_from([None, None, {"saved": 0, "forward": 10}]),
         }
     ),
     min_size=1,
@@ -115,7 +125,7 @@ def test_partition_is_the_fastest_that_fits_of_all(data):
         "schedule": data.draw(st.sampled_from(list(SCHEDULES)[1:])),
         "chunk": data.draw(st.sampled_from([2, 3, 8])),
         "microbatches": data.draw(st.integers(1, 3)),
-        "remat": data.draw(st.sampled_from(["none", "stage", "layer"])),
+        "remat": data.draw(st.sampled_from(REMATS if any(row.lean for row in model.rows) else REMATS_OF_NONE_LEAN)),
     }
 
     times = []
@@ -275,6 +285,30 @@ def test_remat_is_taken_where_only_it_fits():
     assert str(plan).endswith("remat: B recomputes F, by layer")
     with pytest.raises(InputError, match="remat='layer' or None"):
         plan_of(model, tight, microbatches=1)
+
+
+def test_the_head_alone_computes_again_where_that_is_enough():
+    """A vocabulary that is large beside all else: its errors do not fit, a block of logits does."""
+    model = mp_lstm.language_model(vocab=20_000, embed=8, hidden=8, layers=1)
+    fixed = {"batch_size": 20, "lengths": (64,), "devices": ("gpu:0",), "partition": (3,), "schedule": "serial"}
+
+    def planned(memory, remat=None):
+        costs = machine(1, flops=1e12, memory=memory).costs(model)
+        return make_plan(model, costs=costs, remat=remat, **fixed)
+
+    def peak(remat):
+        plan = planned(None, remat)
+        return predicted_memory(plan, model, machine(1).costs(model))[0]
+
+    kept, lean = peak("none"), peak("head")
+    assert 3 * lean < kept
+    assert planned(kept).remat == "none"
+    plan = planned(lean)
+    assert plan.remat == "head"
+    assert str(plan).endswith("remat: W computes the head's logits again, in blocks of rows")
+    assert re.search("remat none +- +- +does not fit the memory$", plan.explain())
+    with pytest.raises(InputError, match="remat='layer' or None"):
+        planned(lean - 1, "head")
 
 
 # --- the plan as a value ---

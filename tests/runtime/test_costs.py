@@ -135,6 +135,26 @@ def test_bytes_of_a_head_and_an_embedding(measured: Any) -> None:
     assert head.output == FLOAT
 
 
+def test_a_head_is_measured_in_its_lean_variant_too() -> None:
+    """Where a plan is to run it: nothing in it is as large as the logits of all steps, but those of one block."""
+    layers = [mp_lstm.embedding(VOCAB, SIZE), mp_lstm.softmax_head(SIZE, VOCAB)]
+    model, device = mp_lstm.sequential(layers), jax.devices()[0]
+    plain = measure(model, [device])
+    with pytest.raises(InputError, match="the head as every remat but 'none' runs it was not measured"):
+        plain.lean()
+    costs = measure(model, [device], remat="head")
+    lean = costs.lean()
+    assert lean.lean_rows == {1}
+    assert costs.memory(1, BATCH, 8) == plain.memory(1, BATCH, 8)
+    assert lean.memory(0, BATCH, 8) == plain.memory(0, BATCH, 8)
+    head, steps = lean.memory(1, BATCH, 8), BATCH * 8 * FLOAT
+    # F saves x, dx, scale, and the maximum and the sum of the softmax; the tape holds the scale anew. No y is kept.
+    assert (head.saved, head.kept, head.tape, head.input) == ((SIZE + 1) * steps, (SIZE + 2) * steps, steps, 0)
+    assert min(head.scratch_forward, head.scratch_weight) >= VOCAB * steps
+    no_head, example = dense_model()
+    assert measure(no_head, [device], example=example).lean_rows == frozenset()
+
+
 def test_an_input_that_the_row_below_does_not_keep(measured: Any) -> None:
     """The embedding keeps no y, which is the first LSTM's x: that is held wherever the stage begins."""
     first, second = measured.memory(1, BATCH, 8), measured.memory(2, BATCH, 8)
@@ -223,6 +243,7 @@ def test_a_users_own_layers_and_features() -> None:
         ({"lengths": (8, 0)}, "lengths has 0, wanted a whole number of at least 1"),
         ({"batch_size": 2.5}, "batch_size has 2.5"),
         ({"repeats": 0}, "repeats has 0"),
+        ({"remat": "all"}, "remat is 'all', wanted one of 'none', 'head', 'layer', 'stage', or None: pass that of the"),
         ({"microbatches": (1, 5)}, "microbatches has 5, the batch has 4 rows: pass at most those"),
     ],
 )

@@ -151,7 +151,8 @@ def test_peaks_are_predicted_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
     """Within 10% on both stages, of rows that are compiled alone and not timed."""
     monkeypatch.setattr("mp_lstm.runtime.costs._seconds", lambda series, repeats: 0.0)
     model, optimizer = mp_lstm.language_model(vocab=examples.VOCAB, embed=64, hidden=64, layers=3), optax.sgd(0.1)
-    costs = mp_lstm.measure_costs(model, 64, (8,), jax.devices()[:1], microbatches=(4,), optimizer=optimizer, repeats=1)
+    measured: dict[str, Any] = {"optimizer": optimizer, "repeats": 1, "remat": None}
+    costs = mp_lstm.measure_costs(model, 64, (8,), jax.devices()[:1], microbatches=(4,), **measured)
     batch = examples.random_batch(np.random.default_rng(0), time=8, rows=64)
     for schedule in ("gpipe", "one_f_one_b"):
         for remat in REMAT:
@@ -161,3 +162,23 @@ def test_peaks_are_predicted_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
             predicted = mp_lstm.predicted_memory(pipe.plan, model, costs)
             ratios = {device: predicted[device] / held[device] for device in held}
             assert ratios == pytest.approx(dict.fromkeys(held, 1), 0.1), (schedule, remat)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_large_vocabulary_is_predicted(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by what layers state: what a head needs that computes its logits again is one block of them."""
+    monkeypatch.setattr("mp_lstm.runtime.costs._seconds", lambda series, repeats: 0.0)
+    model, optimizer, rows = mp_lstm.language_model(vocab=4000, embed=8, hidden=8, layers=1), optax.adam(0.1), 80
+    measured: dict[str, Any] = {"optimizer": optimizer, "repeats": 1, "remat": "head", "microbatches": (microbatches,)}
+    costs = mp_lstm.measure_costs(model, rows, (8,), jax.devices()[:1], **measured)
+    batch = examples.random_batch(np.random.default_rng(0), time=8, rows=rows)
+    peaks = {}
+    for remat in ("none", "head"):
+        cut = {"schedule": "gpipe", "microbatches": microbatches, "chunk": 8, "partition": (3,), "remat": remat}
+        pipe = examples.pipeline(model, batch_size=rows, devices=jax.devices()[:1], optimizer=optimizer, **cut)
+        _, held = live_bytes(pipe, pipe.init(jax.random.key(0)), batch)
+        peaks[remat] = held[0]
+        for model_of in (costs, mp_lstm.default_calibration().costs(model)):
+            predicted = mp_lstm.predicted_memory(pipe.plan, model, model_of)[0]
+            assert predicted == pytest.approx(held[0], 0.1), (remat, model_of.label)
+    assert peaks["head"] < 0.8 * peaks["none"]

@@ -25,9 +25,9 @@ def model_with(layer: mp_lstm.Layer) -> mp_lstm.Model:
     )
 
 
-def certificate(layer: mp_lstm.Layer) -> Certificate:
+def certificate(layer: mp_lstm.Layer, **planned: Any) -> Certificate:
     model = model_with(layer)
-    pipe = examples.pipeline(model, batch_size=3, lengths=(4,), partition=(2, 2), chunk=2)
+    pipe = examples.pipeline(model, batch_size=3, lengths=(4,), partition=(2, 2), chunk=2, **planned)
     carry = examples.random_carry(model, 3)
     optimizer = examples.recorder()
     params = random_params(model)
@@ -74,6 +74,14 @@ def test_a_wrong_layer_is_named(fault: Any) -> None:
     assert not found.passed
     assert found.wrong == ("mine",)
     assert str(found).splitlines()[-1] == "failed: the backward of mine is not the derivative of its forward"
+
+
+def test_a_lean_variant_is_verified_where_it_runs() -> None:
+    right = mp_lstm.dense(3, 3, name="mine")
+    layer = right._replace(lean=wrong_input_gradient(right))
+    assert certificate(layer).passed
+    assert certificate(layer, remat="head").wrong == ("mine",)
+    assert certificate(right, remat="head").passed
 
 
 def wide_input_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:

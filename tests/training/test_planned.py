@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mp_lstm.errors import InputError
+from mp_lstm.planning import Calibration, DeviceRates, Plan, predicted_memory
 from mp_lstm.training.build import make_model, read_corpus
 from mp_lstm.training.config import load
 from mp_lstm.training.planned import make_planned, plan_for, prediction_lines
@@ -32,6 +33,19 @@ def test_a_recipe_is_of_its_size_and_can_be_planned(name: str) -> None:
     plan = plan_for(config, model, [config.data.length], ["cpu:0", "cpu:1"])
     assert sum(row.parameters for row in plan.rows) == PARAMETERS[name]
     assert len(plan.stages) == 2
+
+
+def test_as_much_is_computed_again_as_it_takes_to_fit() -> None:
+    words = ("--pipeline.stages", "1", "--pipeline.schedule", "serial", "--pipeline.remat")
+    model = make_model(load(overrides=[*words, "auto"]), 10_000)
+
+    def planned(remat: str, memory: int | None) -> Plan:
+        costs = Calibration({"gpu:0": DeviceRates(1e12, 1e10, memory)}).costs(model)
+        return plan_for(load(overrides=[*words, remat]), model, [64], ["gpu:0"], costs=costs)
+
+    unlimited = Calibration({"gpu:0": DeviceRates(1e12, 1e10)}).costs(model)
+    kept, lean = (predicted_memory(planned(remat, None), model, unlimited)[0] for remat in ("none", "head"))
+    assert [planned("auto", memory).remat for memory in (kept, lean, lean - 1)] == ["none", "head", "layer"]
 
 
 MESHES = [
