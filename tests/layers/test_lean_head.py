@@ -22,9 +22,9 @@ from reference import assert_close
 TIME, ROWS, HIDDEN, VOCAB = 5, 3, 4, 12
 
 
-@pytest.fixture(params=[4, 7, 160], ids=lambda rows: f"blocks of {rows}")
+@pytest.fixture(params=[7, 160], ids=lambda rows: f"blocks of {rows}")
 def block_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Fifteen rows: three blocks of five, two of eight of which one is filled up, and one block."""
+    """Fifteen rows: two blocks of eight, of which one is filled up, or one block."""
     monkeypatch.setattr(lean_head, "BLOCK_ROWS", request.param)
     return request.param
 
