@@ -11,6 +11,7 @@ The softmax is never divided by its sum: like dy, the gradient of the loss, this
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +77,33 @@ def gradient_of(
     if isinstance(params, Borrowed):
         return Borrowed(TiedHeadParams(bias), EmbeddingParams(product_over_rows(errors, x, products)))
     return HeadParams(product_over_rows(x, errors, products), bias)
+
+
+def columns(params: Any, first: Integer[Array, ""], size: int) -> Any:
+    """The decoder of `size` columns of the vocabulary, from the first of them."""
+
+    def cut(axis: int, leaf: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(leaf, first, size, axis)
+
+    return _over_vocabulary(cut, params)
+
+
+def with_columns(params: Any, part: Any, first: Integer[Array, ""]) -> Any:
+    """Parameters, or their gradients, with `part` in the place of as many columns, from the first of them."""
+
+    def put(axis: int, leaf: Array, new: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(leaf, new, first, axis)
+
+    return _over_vocabulary(put, params, part)
+
+
+def _over_vocabulary(function: Callable[..., Array], *trees: Any) -> Any:
+    """Maps (the vocabulary's axis, leaves) over the parameters of decoders."""
+    if isinstance(trees[0], Borrowed):
+        bias = function(0, *(tree.own.bias for tree in trees))
+        return Borrowed(TiedHeadParams(bias), EmbeddingParams(function(0, *(tree.lent.table for tree in trees))))
+    kernel = function(1, *(tree.kernel for tree in trees))
+    return HeadParams(kernel, function(0, *(tree.bias for tree in trees)))
 
 
 def cross_entropy(

@@ -67,7 +67,7 @@ def make_plan(
       chunk: time steps of a chunk, in buckets that are longer; None: for each bucket 1 to 8 chunks are tried.
       microbatches: slices of a batch's rows; None: for each bucket 1, 2 and 4 are tried.
       memory_limit: bytes that may be used on each device, if it has as many; None: all that `costs` knows of.
-      remat: what is computed again instead of kept: "none"; the "head"'s logits, in blocks of rows; also each "layer"'s
+      remat: what is computed again instead of kept: "none"; the "head"'s logits, block by block; also each "layer"'s
         activations, in B; or the whole "stage"'s. None: as much as it takes to fit the memory.
       pins: row's name or index -> the device it must be on.
       costs: of the model's tasks, measured or calibrated; None: each device is one core of a server CPU.

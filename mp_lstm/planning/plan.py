@@ -21,7 +21,7 @@ from mp_lstm.planning.schedules import SCHEDULES, Generator
 
 Remat = Literal["none", "head", "layer", "stage"]  # the further down, the less is kept and the more computed again
 COMPUTED_AGAIN = {
-    "head": "W computes the head's logits again, in blocks of rows",
+    "head": "W computes the head's logits again, block by block",
     "layer": "B recomputes F, by layer",
     "stage": "B recomputes F, by stage",
 }

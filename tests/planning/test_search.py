@@ -305,7 +305,7 @@ def test_the_head_alone_computes_again_where_that_is_enough():
     assert planned(kept).remat == "none"
     plan = planned(lean)
     assert plan.remat == "head"
-    assert str(plan).endswith("remat: W computes the head's logits again, in blocks of rows")
+    assert str(plan).endswith("remat: W computes the head's logits again, block by block")
     assert re.search("remat none +- +- +does not fit the memory$", plan.explain())
     with pytest.raises(InputError, match="remat='layer' or None"):
         planned(lean - 1, "head")

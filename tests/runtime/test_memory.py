@@ -164,6 +164,7 @@ def test_peaks_are_predicted_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
             assert ratios == pytest.approx(dict.fromkeys(held, 1), 0.1), (schedule, remat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_large_vocabulary_is_predicted(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by what layers state: what a head needs that computes its logits again is one block of them."""

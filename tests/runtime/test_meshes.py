@@ -95,7 +95,12 @@ def check(mesh: Mesh, *, tie: bool, rows: int = 5, residual: bool = False, optio
     [
         (Mesh((2, 2), data=2), True, {"chunk": 3, "microbatches": 1}),
         (Mesh((2, 2), model=2), True, {"chunk": 4, "microbatches": 3}),
-        (Mesh((2, 2), model=2), True, {"chunk": 4, "microbatches": 2, "remat": "head"}),
+        pytest.param(
+            Mesh((2, 2), model=2),
+            True,
+            {"chunk": 4, "microbatches": 2, "remat": "head"},
+            marks=pytest.mark.slow,  # the next case runs such a head too
+        ),
         (Mesh((4,), data=2, model=2), False, {"chunk": 3, "microbatches": 2, "remat": "layer"}),
     ],
     ids=["2 x data 2", "2 x model 2", "2 x model 2, lean", "1 x 2 x 2"],
