@@ -97,10 +97,10 @@ def contenders_table(result: Mapping[str, Any]) -> str:
 
 def ratios_table(result: Mapping[str, Any]) -> str:
     """One line a ratio."""
-    lines = [f"{'seconds of ours / of the other':42}  ratio  floor"]
+    lines = [f"{'seconds of ours / of the other':53}  ratio  floor"]
     for name, entry in result["ratios"].items():
         floor = "    -" if entry["floor"] is None else f"{entry['floor']:5.2f}"
-        lines.append(f"{name:42}  {entry['ratio']:5.3f}  {floor}  {entry['verdict']}".rstrip())
+        lines.append(f"{name:53}  {entry['ratio']:5.3f}  {floor}  {entry['verdict']}".rstrip())
     return "\n".join(lines)
 
 

@@ -47,6 +47,16 @@ def test_flax_and_ours_agree_after_steps_of_the_programs_that_are_timed():
     assert change < 1e-3
 
 
+def test_rounded_products_agree_within_what_is_allowed():
+    mine, rounded = (ours.on_devices(SHAPE, jax.devices()[:1], products=products) for products in (None, "bfloat16"))
+    for peer in (mine, rounded):
+        for _ in range(contest.STEPS):
+            peer.step()
+    error, change = disagreement(rounded.params(), mine.params(), initial_weights(SHAPE))
+    assert 0 < error < contest.TOLERANCE
+    assert 0 < change < contest.CHANGE_TOLERANCE
+
+
 def test_weights_go_to_flax_and_back():
     weights = initial_weights(SHAPE)
     back = flax_rnn.from_flax(flax_rnn.to_flax(weights, SHAPE), SHAPE)
