@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mp-lstm: interrupted", file=sys.stderr)
         return launch.leave(1)
-    except Exception as error:  # whatever it is, peers may wait for this process
+    except Exception as error:  # of any kind: peers would wait; raised again where there are none
         launch.fail(error)
 
 

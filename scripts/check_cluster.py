@@ -212,7 +212,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"check_cluster: {error}", file=sys.stderr)
         return launch.leave(2)
-    except Exception as error:  # whatever it is, peers may wait for this process
+    except Exception as error:  # of any kind: peers would wait; raised again where there are none
         launch.fail(error)
 
 

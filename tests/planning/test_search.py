@@ -1,4 +1,7 @@
-"""The search: against brute force, what each of its inputs decides, and its limits of time."""
+"""The search: against brute force, what each of its inputs decides, and its limits of time.
+
+A little over 400 lines: all of it needs the same small machines and models.
+"""
 
 import re
 import time
