@@ -341,12 +341,13 @@ class Pipeline:
         """A loss, and gradients by row, as every process has them."""
         return loss, tuple(everywhere(row, "the gradient") for row in rows)
 
-    def warm_up(self, batches: Iterable[Window] | None = None) -> None:
+    def warm_up(self, batches: Iterable[Window] | None = None, *, steps: bool = True, evaluations: bool = True) -> None:
         """Compiles, without running them, all programs that steps and evaluations of these batches use.
 
         Args:
           batches: examples, one of each shape that will come; by default one padded batch of tokens a bucket, alone and
             (where `every_k` allows) two in a window.
+          steps, evaluations: whether those of steps are compiled, and those of evaluations.
 
         Raises:
           InputError: the model takes no tokens, so no batch can be made up for it.
@@ -362,17 +363,19 @@ class Pipeline:
         """
         if batches is None:
             try:
-                return self.warm_up(self._examples())
+                return self.warm_up(self._examples(), steps=steps, evaluations=evaluations)
             except InputError as error:
                 raise InputError(f"warm_up() makes up tokens: pass it a batch of each bucket ({error})") from error
         state = self.abstract_state()
         for example in batches:
             for window in _windows(example, self.every_k):
                 placed = self.place(window)
-                walk = self._walk(state.stages, placed, state.key, 0, None, compile_only=True)
-                finish(walk, state.stages, 1.0, donate=self._donate, compile_only=True)
-                self.evaluate(state, placed, compile_only=True)
-        if self.keeps_average:
+                if steps:
+                    walk = self._walk(state.stages, placed, state.key, 0, None, compile_only=True)
+                    finish(walk, state.stages, 1.0, donate=self._donate, compile_only=True)
+                if evaluations:
+                    self.evaluate(state, placed, compile_only=True)
+        if self.keeps_average and evaluations:
             averages_of(self._engine, state.stages, compile_only=True)
             start_averages(self._engine, state.stages, compile_only=True)
         return self.programs.wait()

@@ -1,8 +1,7 @@
 """A training run: from a setup and an empty directory to a trained model, or on from where a run stopped.
 
     begin       parameters are drawn, or a checkpoint is read
-    warm up     every program that will be needed is compiled
-    train       steps, validations, checkpoints: see `loop`
+    train       steps, validations, checkpoints: see `loop`; programs are compiled as they come to be needed: `warm_up`
     at the end  the last validation, the test with the best parameters, loss.png
 
 The run directory then holds checkpoints/, metrics.jsonl and loss.png. Of several processes, which all see that
@@ -16,19 +15,15 @@ import shlex
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from mp_lstm.data import BatchSource, iterate
+from mp_lstm.data import iterate
 from mp_lstm.errors import InputError
-from mp_lstm.layers.batch import Batch
 from mp_lstm.layers.model import step_shape
-from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import processes
 from mp_lstm.training import checkpoint
 from mp_lstm.training.checkpoint import Restored
@@ -41,6 +36,7 @@ from mp_lstm.training.notes import Notes, Validation
 from mp_lstm.training.plots import plot_losses
 from mp_lstm.training.progress import progress
 from mp_lstm.training.setup import Setup
+from mp_lstm.training.warm_up import WarmUp, complete_together
 
 __all__ = ["FitResult", "SplitResult", "evaluate", "fit"]
 
@@ -96,11 +92,14 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
         print(_announcement(setup))
         if resume:
             print(_resumed(state.step, total))
-        print("compiling the programs of every bucket ...", flush=True)
-        warm_up(setup)
-        print(setup.pipe.programs.report(), flush=True)
+        print("compiling the programs of each bucket before the first step that needs them ...", flush=True)
         with counted_compilations() as compiled, progress(total, done=state.step) as shown:
-            trainer = Trainer(setup, run_dir, state, notes, total=total, began=began, writer=writer, shown=shown)
+            warm_up = WarmUp(setup, compiled)
+            if processes.are_several():
+                complete_together(warm_up)
+                shown.say(str(setup.pipe.programs.report()))
+            runs = {"total": total, "began": began, "warm_up": warm_up, "writer": writer, "shown": shown}
+            trainer = Trainer(setup, run_dir, state, notes, **runs)
             del state  # the trainer's: nothing else must hold what steps donate
             with stop_signal() as stop:
                 number = trainer.train(stop)
@@ -118,7 +117,7 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
                 steps=result.steps,
                 seconds=result.seconds,
                 programs=len(setup.pipe.programs),
-                compiled_after_warmup=compiled(),
+                compiled_after_warmup=warm_up.unforeseen,
             )
     if processes.is_first():
         _plot(run_dir)
@@ -163,34 +162,6 @@ def _total(setup: Setup) -> int:
     train = setup.config.train
     total = train.epochs * -(-setup.sources.train.num_batches() // setup.pipe.every_k)
     return total if train.max_steps is None else min(total, train.max_steps)
-
-
-def warm_up(setup: Setup) -> None:
-    """Compiles all programs: steps for the buckets of training, evaluations for those of every split."""
-    pipe, sources = setup.pipe, setup.sources
-    pipe.warm_up(_examples(setup.plan, sources.train))
-    state = pipe.abstract_state()
-    for source in (sources.valid, sources.test):
-        for batch in _examples(setup.plan, source):
-            pipe.evaluate(state, batch, compile_only=True)
-    pipe.programs.wait()
-    processes.meet("the first step")  # compiling may take one process longer than it would wait in a step
-    int(processes.largest(0))
-
-
-def _examples(plan: Plan, source: BatchSource) -> Iterator[Batch]:
-    """An empty batch of every bucket, of the structure that the source's batches have."""
-    model = source.batch(0, 0)
-
-    def empty(leaf: np.ndarray, length: int) -> np.ndarray:
-        return np.zeros((length, *leaf.shape[1:]), leaf.dtype)
-
-    for length in sorted({plan.bucket_for(length).length for length in source.buckets}):
-        steps = {
-            field: jax.tree.map(lambda leaf, length=length: empty(leaf, length), getattr(model, field))
-            for field in ("inputs", "targets", "weights")
-        }
-        yield model._replace(**steps, lengths=None if model.lengths is None else np.zeros_like(model.lengths))
 
 
 def _start(setup: Setup) -> dict[str, Any]:

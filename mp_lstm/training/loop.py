@@ -31,6 +31,7 @@ from mp_lstm.training.metrics import MetricsWriter, Silent, Sums, perplexity
 from mp_lstm.training.notes import LastStep, Notes, Validation
 from mp_lstm.training.progress import Progress, Report
 from mp_lstm.training.setup import Setup
+from mp_lstm.training.warm_up import WarmUp
 
 
 def windows(
@@ -104,6 +105,7 @@ class Trainer:
       state, notes: where to start.
       total: updates of the whole run.
       began: when this part of the run did, by time.perf_counter.
+      warm_up: what is to be compiled before steps and validations.
       writer: of metrics.
       shown: of progress.
     """
@@ -117,6 +119,7 @@ class Trainer:
         *,
         total: int,
         began: float,
+        warm_up: WarmUp,
         writer: MetricsWriter | Silent,
         shown: Progress,
     ):
@@ -127,6 +130,7 @@ class Trainer:
         self._total = total
         self._writer = writer
         self._shown = shown
+        self._warm_up = warm_up
         self._unread: _Unread | None = None
         self._signal = 0  # the number of the one to stop, of any process
         self._began = began
@@ -200,6 +204,7 @@ class Trainer:
 
     def _step(self, after: Position, batches: list[Batch], number: int) -> None:
         """Dispatches a step, then reads the one before; `number` is that of a signal to stop, else 0."""
+        self._compile(lambda: self._warm_up.before_step(batches))
         pipe, update, lasting = self._setup.pipe, self.state.step, self.state.rate
         rate = lasting * self._relative_length(batches)
         window = pipe.place(batches)
@@ -210,6 +215,16 @@ class Trainer:
         learning_rate = self._setup.learning_rate(update) * rate
         signal = processes.largest(number)
         self._unread = _Unread(self.state.step, epoch_of(after), learning_rate, metrics, signal)
+
+    def _compile(self, compile_next: Callable[[], None]) -> None:
+        """Compiles, with nothing in flight, so that no step is timed meanwhile; says so when all is compiled."""
+        if self._warm_up.done:
+            return
+        self._read()
+        compile_next()
+        if self._warm_up.done:
+            self._shown.say(str(self._setup.pipe.programs.report()))
+        self._clock = time.perf_counter()
 
     def _relative_length(self, batches: Sequence[Batch]) -> float:
         """Factor on the rate where lengths are random: that of the batches by the configured one."""
@@ -260,6 +275,7 @@ class Trainer:
     def _validate(self, *, judge: bool) -> bool:
         """Validates and says whether it is the best so far; `judge` lets the plateau schedule act on it."""
         self._read()
+        self._compile(self._warm_up.before_evaluation)
         step, epoch = self.state.step, epoch_of(self.notes.position)
         result = evaluate(self._setup, self.state, "valid")
         if not math.isfinite(result.loss):

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from mp_lstm.data import RandomLengthBatches, iterate
 from mp_lstm.errors import InputError
 from mp_lstm.training import checkpoint
-from mp_lstm.training.fit import SplitResult, evaluate, fit, warm_up
+from mp_lstm.training.fit import SplitResult, evaluate, fit
 from mp_lstm.training.loop import Trainer, is_non_monotone
 from mp_lstm.training.metrics import counted_compilations, read_metrics
 from mp_lstm.training.setup import Setup
+from mp_lstm.training.warm_up import WarmUp
 
 Tiny = Callable[..., Setup]
 
@@ -126,7 +127,7 @@ def test_random_lengths_compile_nothing_over_a_thousand_steps(tiny: Tiny) -> Non
     source, pipe = setup.sources.train, setup.pipe
     assert isinstance(source, RandomLengthBatches)
     assert len(source.buckets) <= 2 * (30 // 10 + 2)
-    warm_up(setup)
+    WarmUp(setup, lambda: 0).complete()
     state, shapes = pipe.init(jax.random.key(0)), set()
     with counted_compilations() as compiled:
         for _, batch in iterate(source, epochs=-(-1000 // source.num_batches())):
