@@ -471,10 +471,11 @@ def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
     """Everything a run needs, on the devices there are; of the words of a run where they are given."""
     from mp_lstm.runtime.edges import stage_devices
     from mp_lstm.runtime.processes import are_several, check_alike
-    from mp_lstm.training.build import read_corpus
+    from mp_lstm.training.outline import read_together, with_text
     from mp_lstm.training.setup import make_setup
 
-    corpus = read_corpus(config)
+    text = read_together(config)
+    corpus = text.corpus
     if vocabulary is not None and corpus.vocabulary != vocabulary:
         raise InputError(
             f"{config.data.source} has another vocabulary ({len(corpus.vocabulary)} words) than the run had "
@@ -490,8 +491,8 @@ def _setup(config: Config, vocabulary: Vocabulary | None = None) -> Setup:
         if devices[0].platform == "cpu":  # for commands that use the run in one process
             config = replace(config, train=replace(config.train, emulate_devices=len(devices)))
     setup = make_setup(config, corpus, devices, cache=_cost_cache())
-    check_alike("configuration, text or version", f"{setup.config}\n{setup.plan}\n{metadata.version('mp-lstm')}")
-    return setup
+    check_alike("configuration or version", f"{setup.config}\n{setup.plan}\n{metadata.version('mp-lstm')}")
+    return with_text(setup, text)
 
 
 def _cost_cache() -> Path:

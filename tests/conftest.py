@@ -7,6 +7,7 @@ package is imported.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -77,3 +78,33 @@ def devices() -> list[jax.Device]:
     found = jax.devices("cpu")
     assert len(found) == DEVICES, f"{len(found)} CPU devices instead of {DEVICES}: JAX was started before conftest.py"
     return found
+
+
+class Coordinator:
+    """Keeps what processes say in a table, in place of JAX's."""
+
+    def __init__(self):
+        self.words: dict[str, str] = {}
+
+    def key_value_set(self, key: str, word: str) -> None:
+        self.words[key] = word
+
+    def blocking_key_value_get(self, key: str, patience: int) -> str:
+        return self.words[key]
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes this process one of two."""
+    from mp_lstm.runtime import processes
+
+    coordinator = Coordinator()
+    monkeypatch.setattr(processes, "_client", lambda: coordinator)
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.watchdog, "_waits", [])
+
+    def become(number: int) -> None:
+        monkeypatch.setattr(processes.jax, "process_index", lambda: number)
+        monkeypatch.setattr(processes, "_numbers", itertools.count())
+
+    return become

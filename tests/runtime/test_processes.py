@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from mp_lstm.errors import InputError
 from mp_lstm.runtime import processes
-
-
-class Coordinator:
-    """Keeps words in a table."""
-
-    def __init__(self):
-        self.words: dict[str, str] = {}
-
-    def key_value_set(self, key: str, word: str) -> None:
-        self.words[key] = word
-
-    def blocking_key_value_get(self, key: str, patience: int) -> str:
-        return self.words[key]
-
-
-@pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes this process one of two."""
-    coordinator = Coordinator()
-    monkeypatch.setattr(processes, "_client", lambda: coordinator)
-    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(processes.watchdog, "_waits", [])
-
-    def become(number: int) -> None:
-        monkeypatch.setattr(processes.jax, "process_index", lambda: number)
-        monkeypatch.setattr(processes, "_numbers", iter(range(100)))
-
-    return become
 
 
 def test_what_the_first_finds_all_have(process):
