@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import growth
-from tables import buckets, steps
+from tables import buckets, memory, steps
 from tables.kit import in_turn, markdown
 
 
@@ -43,8 +43,22 @@ def test_the_predicted_table_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert growth.main(["--tables", "scaling", "--out", str(tmp_path), "--quick"]) == 0
     page = (tmp_path / "growth.md").read_text(encoding="utf-8")
     assert "`python scripts/growth.py --tables scaling --quick`" in page
-    assert "| mxnet | 1 | 10 | serial, 1 chunks, 1 micro-batches |" in page
+    assert "| mxnet | 1 | 10 | serial, chunks: 1, micro-batches: 1 |" in page
     assert (tmp_path / "growth-scaling.png").stat().st_size > 1000
+
+
+def test_memory_stands_under_its_heads() -> None:
+    """The peak stood under activations and temporaries, and these under the peak."""
+    held = memory.Held(stages=2, device=1, parameters=10_000_000, peak=50_000_000, predicted=49_000_000)
+    assert dict(zip(memory.HEAD, memory.row(held), strict=True)) == {
+        "stages": "2",
+        "device": "1",
+        "parameters, MB": "10.00",
+        "activations and temporaries, MB": "30.00",
+        "peak, MB": "50.00",
+        "predicted, MB": "49.00",
+        "error": "-2%",
+    }
 
 
 def test_runs_take_turns_and_the_first_rounds_do_not_count() -> None:

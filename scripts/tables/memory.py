@@ -68,15 +68,21 @@ def worst(found: list[Held], stages: int, what: str) -> int:
     return max(getattr(held, what) for held in found if held.stages == stages)
 
 
+HEAD = ("stages", "device", "parameters, MB", "activations and temporaries, MB", "peak, MB", "predicted, MB", "error")
+
+
+def row(held: Held) -> list[str]:
+    """A device's line under the heads."""
+    sizes = (held.parameters, held.rest, held.peak, held.predicted)
+    megabytes = [f"{size / 1e6:.2f}" for size in sizes]
+    return [f"{held.stages}", f"{held.device}", *megabytes, f"{held.predicted / held.peak - 1:+.0%}"]
+
+
 def table(picture: Path, *, quick: bool) -> str:
     """Measures, draws, and says what it shows."""
     sizes = TINY if quick else SIZES
     found = measure(mp_lstm.language_model(**sizes))
-    rows = [
-        (held.stages, held.device, *megabytes, f"{held.predicted / held.peak - 1:+.0%}")
-        for held in found
-        for megabytes in ([f"{nbytes / 1e6:.2f}" for nbytes in (*held[2:4], held.rest, held.predicted)],)
-    ]
+    rows = [row(held) for held in found]
     shares = [
         [
             stages,
@@ -94,15 +100,6 @@ def table(picture: Path, *, quick: bool) -> str:
         lines(axes, series, "stages", "of the fullest device, relative to one stage")
         axes.set_ylim(bottom=0)
 
-    head = [
-        "stages",
-        "device",
-        "parameters, MB",
-        "activations and temporaries, MB",
-        "peak, MB",
-        "predicted, MB",
-        "error",
-    ]
     return together(
         prose(
             f"A step of plain SGD with T {TIME}, B {ROWS}, vocabulary {sizes['vocab']:,}, {sizes['layers']} layers of",
@@ -110,7 +107,7 @@ def table(picture: Path, *, quick: bool) -> str:
             "are what JAX holds (arrays and temporaries), predictions come from rows measured alone. Activations and",
             "temporaries are what the peak leaves beside parameters and their gradients.",
         ),
-        markdown(head, rows),
+        markdown(HEAD, rows),
         "The fullest device, relative to one stage:",
         markdown(["stages", "parameters", "activations and temporaries", "peak"], shares),
         draw(picture, [panel]),

@@ -51,7 +51,7 @@ def row(name: str, one: Predicted, first: Predicted) -> list[str]:
         name,
         f"{one.devices}",
         "+".join(map(str, one.plan.partition)),
-        f"{one.plan.schedule_name}, {bucket.chunks} chunks, {bucket.microbatches} micro-batches",
+        f"{one.plan.schedule_name}, chunks: {bucket.chunks}, micro-batches: {bucket.microbatches}",
         f"{one.seconds * 1e3:.0f}",
         f"{speedup:.2f}",
         f"{speedup / one.devices:.0%}",
