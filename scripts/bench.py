@@ -42,15 +42,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def run_contests(names: Sequence[str], peers: Sequence[str], options: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """A contest for every preset, printed as soon as it is over."""
+def run_contests(
+    names: Sequence[str], peers: Sequence[str], options: dict[str, Any], rounds: int
+) -> tuple[dict[str, Any], int]:
+    """A contest for every preset, printed as soon as it is over; ends with the first that fails, and status 1."""
     results = {}
     for name in names:
         shape, plan, unroll = load_contest(name)
-        result = contest.hold(shape, peers, plan | options, rounds=rounds, unroll=unroll)
+        try:
+            result = contest.hold(shape, peers, plan | options, rounds=rounds, unroll=unroll)
+        except RuntimeError as error:
+            print(f"bench: {name}: {error}", file=sys.stderr)
+            return results, 1
         results[name] = result | {"ratios": ratios(name, result)}
         print(report(name, results[name]), end="\n\n\n", flush=True)
-    return results
+    return results, 0
 
 
 def run_variants(names: Sequence[str], rounds: int) -> dict[str, Any]:
@@ -104,19 +110,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if args.peers is None:
         about = {"load": warn_if_busy()}
-        results = run_variants(args.presets, args.rounds)
+        results, status = run_variants(args.presets, args.rounds), 0
     else:
         about = {"busy": busy_cores()}
         warn_of_others(about["busy"], "before the start")
-        try:
-            results = run_contests(args.presets, args.peers, args.options, args.rounds)
-        except RuntimeError as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 1
+        results, status = run_contests(args.presets, args.peers, args.options, args.rounds)
     if args.json:
         machine = {"cores": os.cpu_count(), "versions": versions()}
         args.json.write_text(json.dumps(machine | about | {"results": results}, indent=1))
-    return 0
+    return status
 
 
 if __name__ == "__main__":

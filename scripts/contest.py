@@ -27,6 +27,7 @@ import numpy as np
 from machine import busy_seconds, warn_of_others
 from peers.problem import Shape, Weights, describe, disagreement, initial_weights, inputs_of, operations
 from ratios import (
+    ALL_ROUNDED,
     FLAX,
     FLAX_ALLOCATOR,
     OURS,
@@ -46,7 +47,10 @@ PEERS = {"torch": (TORCH, TORCH_TWO, TORCH_PIPELINE), "flax": (FLAX, FLAX_ALLOCA
 STEPS = 5
 TOLERANCE = 1e-3
 CHANGE_TOLERANCE = 1e-2
-"""Of the whole change since the start: float32 resolves a change only so far, products of bfloat16 less."""
+"""Of the whole change since the start: float32 resolves a change only so far."""
+ROUNDED_TOLERANCE = 5e-3
+ROUNDED_CHANGE_TOLERANCE = 5e-2
+"""The same of products of bfloat16, which keeps 8 bits: four layers over 64 steps add up to 1.4e-2 of the change."""
 # glibc's malloc keeps what a step frees: PyTorch is 15% slower without.
 KEEP_MEMORY = (("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "100000000000"))
 
@@ -209,6 +213,13 @@ def parameters(team: Team, folder: str) -> Weights:
     return found
 
 
+def tolerances(name: str) -> tuple[float, float]:
+    """How far a contender's parameters may be from ours, and how far their change."""
+    if name in ALL_ROUNDED:
+        return ROUNDED_TOLERANCE, ROUNDED_CHANGE_TOLERANCE
+    return TOLERANCE, CHANGE_TOLERANCE
+
+
 def check_agreement(teams: Sequence[Team], shape: Shape, folder: str) -> dict[str, tuple[float, float]]:
     """Takes five steps with everyone; how far each one's parameters and their change are from ours on one core.
 
@@ -225,10 +236,11 @@ def check_agreement(teams: Sequence[Team], shape: Shape, folder: str) -> dict[st
         found = parameters(team, folder)
         reference = found if reference is None else reference
         errors[team.name] = error, change = disagreement(found, reference, initial)
-        if not (error <= TOLERANCE and change <= CHANGE_TOLERANCE):
+        allowed, allowed_change = tolerances(team.name)
+        if not (error <= allowed and change <= allowed_change):
             raise RuntimeError(
                 f"{team.name}: after {STEPS} steps a parameter is {error:.1e} from ours on one core "
-                f"({TOLERANCE:.0e} is allowed), and the change since the start {change:.1e} ({CHANGE_TOLERANCE:.0e})"
+                f"({allowed:.0e} is allowed), and the change since the start {change:.1e} ({allowed_change:.0e})"
             )
     return errors
 

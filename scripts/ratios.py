@@ -15,6 +15,7 @@ TORCH, TORCH_TWO, TORCH_PIPELINE = "PyTorch, 1 thread", "PyTorch, 2 threads", "P
 FLAX, FLAX_ALLOCATOR = "flax", "flax, our allocator"
 OURS_ROUNDED, OURS_TWO_ROUNDED = "ours, one core, bfloat16", "ours, two devices, bfloat16"
 TORCH_ROUNDED, TORCH_TWO_ROUNDED = "PyTorch, 1 thread, bfloat16", "PyTorch, 2 threads, bfloat16"
+ALL_ROUNDED = (OURS_ROUNDED, OURS_TWO_ROUNDED, TORCH_ROUNDED, TORCH_TWO_ROUNDED)
 """Operands of matrix products rounded to bfloat16, as a setting of either library; the rest float32."""
 PRODUCTS = "matrix products alone"
 
