@@ -1,4 +1,4 @@
-"""scripts/results/compare.py: the page of curves beside PyTorch's."""
+"""scripts/results/compare.py: the page of curves side by side."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,22 @@ def test_a_page_has_both_curves_and_their_difference(tmp_path: Path):
     assert "| 1 | 90.00 | 100.00 | -10.0% |" in lines
     assert "| 2 | 76.50 |  |  |" in lines
     assert "| test | 69.00 | 60.00 | +15.0% |" in lines
-    assert (tmp_path / "results-small-on-austen.png").stat().st_size > 1000
+    assert (tmp_path / "page-small-on-austen.png").stat().st_size > 1000
+
+
+def test_curves_are_kept_until_they_are_run_again(tmp_path: Path):
+    """The page was written anew from what one call was given: earlier runs were gone with their directories."""
+    first, second = (write_curve(tmp_path / name, [value], test=value) for name, value in (("a", 9.0), ("b", 8.0)))
+    page = str(tmp_path / "page.md")
+    assert compare.main([f"one:{first}:{second}", f"two:gnmt_8={first}:mxnet={second}", "--out", page]) == 0
+    before = Path(page).read_text()
+    assert "| epoch | gnmt_8 | mxnet | difference |" in before
+    first.unlink()
+    assert compare.main(["--out", page]) == 0
+    assert Path(page).read_text() == before
+    assert compare.main([f"one:{second}:{second}", "--out", page]) == 0
+    assert Path(page).read_text().count("| 1 | 8.00 | 8.00 | +0.0% |") == 1
+    assert "| 1 | 9.00 | 8.00 | +12.5% |" in Path(page).read_text()
 
 
 @pytest.mark.parametrize(
@@ -34,11 +49,14 @@ def test_a_page_has_both_curves_and_their_difference(tmp_path: Path):
         (["austen:run"], "got 'austen:run', wanted TITLE:RUN_DIR:TORCH"),
         (["austen:{torch}:{torch}", "--out", "{here}/none/page.md"], "none is no directory"),
         (["austen:{empty}:{torch}", "--out", "{here}/page.md"], "has no validation"),
+        (["austen:a={torch}:a={torch}", "--out", "{here}/page.md"], "whose curves have one name: write TITLE:NAME="),
+        (["austen:{torch}:{torch}", "--out", "{here}/other.md"], "other.json does not hold curves"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str):
     """A directory that is not there was a traceback, after all had been read and drawn."""
     names = {"here": tmp_path, "torch": write_curve(tmp_path / "torch.jsonl", [100.0])}
+    (tmp_path / "other.json").write_text("[1, 2]")
     names["empty"] = write_curve(tmp_path / "empty.jsonl", [])
     assert compare.main([word.format(**names) for word in words]) == 2
     error = capsys.readouterr().err

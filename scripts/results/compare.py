@@ -1,17 +1,20 @@
-"""Writes docs/benchmarks/results.md: our curves beside PyTorch's for the same recipes, epoch by epoch, and their plots.
+"""Writes docs/benchmarks/results.md: curves of runs side by side, epoch by epoch, and their plots.
 
-    python scripts/results/compare.py austen:RUN_DIR:torch.jsonl wikitext-2:RUN_DIR:torch.jsonl
+    python scripts/results/compare.py "zaremba_small on austen:RUN_DIR:torch.jsonl"
+    python scripts/results/compare.py "eight layers on austen:gnmt_8=RUN_DIR:mxnet_8x400=RUN_DIR"
 
-Each argument is a title, the directory of a run of `mp-lstm train`, and what train_torch.py printed for the same
-configuration. A second file of PyTorch's instead of the run is read just the same.
+Each argument is a title and two curves: the directory of a run of `mp-lstm train`, or what train_torch.py printed. They
+are named mp_lstm and PyTorch, unless NAME= comes before the path. Curves are kept in results.json beside the page, and
+those of the given titles replaced.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +23,12 @@ from mp_lstm.training.files import replace_text
 from mp_lstm.training.metrics import read_metrics
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "results.md"
-HEAD = """# What is trained, beside PyTorch
+NAMES = ("mp_lstm", "PyTorch")
+HEAD = """# What is trained
 
-Validation perplexity after each epoch, and test perplexity with the parameters of the best validation, of the same
-recipe (the same configuration file, batches and order) trained by `mp-lstm train` on two emulated devices and by
-PyTorch's nn.LSTM on one (`scripts/results/train_torch.py`). Written by `scripts/results/compare.py`.
+Validation perplexity after each epoch, and test perplexity with the parameters of the best validation. Ours were
+trained by `mp-lstm train` on two emulated devices; PyTorch's nn.LSTM of the same recipe (the same configuration file,
+batches and order) on one, by `scripts/results/train_torch.py`. Written by `scripts/results/compare.py`.
 """
 
 
@@ -33,6 +37,9 @@ class Curve(NamedTuple):
 
     valid: dict[int, float]
     test: float | None
+
+
+Pair = dict[str, Curve]
 
 
 def read_curve(path: Path) -> Curve:
@@ -45,10 +52,45 @@ def read_curve(path: Path) -> Curve:
     return Curve(valid, test[-1] if test else None)
 
 
-def table(ours: Curve, theirs: Curve) -> str:
-    """Both curves as a table of Markdown, with how much ours is above."""
+def read_pair(word: str) -> tuple[str, Pair]:
+    """The title and the curves of an argument."""
+    title, *parts = word.split(":")
+    if len(parts) != 2:
+        raise InputError(f"got {word!r}, wanted TITLE:RUN_DIR:TORCH, e.g. austen:runs/austen:torch.jsonl")
+    curves = {}
+    for part, usual in zip(parts, NAMES, strict=True):
+        name, given, path = part.rpartition("=")
+        curves[name if given else usual] = read_curve(Path(path))
+    if len(curves) < 2:
+        raise InputError(f"got {word!r}, whose curves have one name: write TITLE:NAME=PATH:NAME=PATH")
+    return title, curves
+
+
+def read_stored(path: Path) -> dict[str, Pair]:
+    """Curves of earlier runs, by title; none where there is no file.
+
+    Raises:
+      InputError: the file holds something else.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return {
+            title: {
+                name: Curve({int(epoch): float(value) for epoch, value in curve["valid"].items()}, curve["test"])
+                for name, curve in pair.items()
+            }
+            for title, pair in json.loads(path.read_text(encoding="utf-8")).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} does not hold curves ({error!r}): move it away") from error
+
+
+def table(pair: Pair) -> str:
+    """Both curves as a table of Markdown, with how much the first is above the second."""
+    ours, theirs = pair.values()
     rows = [(str(epoch), ours.valid.get(epoch), theirs.valid.get(epoch)) for epoch in sorted(ours.valid | theirs.valid)]
-    lines = ["| epoch | mp_lstm | PyTorch | difference |", "|---|---|---|---|"]
+    lines = [f"| epoch | {' | '.join(pair)} | difference |", "|---|---|---|---|"]
     for name, a, b in [*rows, ("test", ours.test, theirs.test)]:
         difference = "" if a is None or b is None else f"{100 * (a / b - 1):+.1f}%"
         lines.append(f"| {name} | {_shown(a)} | {_shown(b)} | {difference} |")
@@ -59,7 +101,7 @@ def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def plot(title: str, curves: dict[str, Curve], path: Path) -> None:
+def plot(title: str, pair: Mapping[str, Curve], path: Path) -> None:
     """Draws validation perplexity by epoch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -67,32 +109,35 @@ def plot(title: str, curves: dict[str, Curve], path: Path) -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
-    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=True):
+    for (name, curve), style in zip(pair.items(), ("o-", "s--"), strict=True):
         axes.plot(list(curve.valid), list(curve.valid.values()), style, label=name)
     axes.set(title=title, xlabel="epoch", ylabel="validation perplexity", yscale="log")
     axes.legend()
     figure.savefig(path)
 
 
+def write(page: Path, found: Mapping[str, Pair]) -> None:
+    """Writes the page, its pictures, and the curves."""
+    parts = [HEAD]
+    for title, pair in found.items():
+        picture = page.with_name(f"{page.stem}-{re.sub(r'[^a-z0-9]+', '-', title.lower())}.png")
+        plot(title, pair, picture)
+        parts.append(f"## {title}\n\n{table(pair)}\n\n![{title}]({picture.name})\n")
+    plain = {title: {name: curve._asdict() for name, curve in pair.items()} for title, pair in found.items()}
+    replace_text(page.with_suffix(".json"), json.dumps(plain, indent=1) + "\n")
+    replace_text(page, "\n".join(parts))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Reads the command line, writes the page and its pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("curves", nargs="+", metavar="TITLE:RUN_DIR:TORCH", help="what to compare")
+    parser.add_argument("curves", nargs="*", metavar="TITLE:RUN_DIR:TORCH", help="what to compare; none: write anew")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the page (default: docs/benchmarks/results.md)")
     args = parser.parse_args(argv)
-    parts = [HEAD]
     try:
         if not args.out.parent.is_dir():
             raise InputError(f"--out: {args.out.parent} is no directory: make it, or pass another file")
-        for word in args.curves:
-            if word.count(":") != 2:
-                raise InputError(f"got {word!r}, wanted TITLE:RUN_DIR:TORCH, e.g. austen:runs/austen:torch.jsonl")
-            title, *paths = word.split(":")
-            ours, theirs = (read_curve(Path(path)) for path in paths)
-            picture = args.out.with_name(f"results-{re.sub(r'[^a-z0-9]+', '-', title.lower())}.png")
-            plot(title, {"mp_lstm": ours, "PyTorch": theirs}, picture)
-            parts.append(f"## {title}\n\n{table(ours, theirs)}\n\n![{title}]({picture.name})\n")
-        replace_text(args.out, "\n".join(parts))
+        write(args.out, read_stored(args.out.with_suffix(".json")) | dict(map(read_pair, args.curves)))
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

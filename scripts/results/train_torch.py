@@ -5,7 +5,8 @@
 All settings are read from the configuration of `mp-lstm train`, and so are the batches: the same rows in the same
 order, short last batches included. The model is the same function of as many parameters: nn.LSTM has two biases, of
 which the second is kept at zero where `model.biases` is 1. Weights are drawn from the same distributions, by PyTorch's
-own generator; dropout's masks differ likewise.
+own generator; dropout's masks differ likewise. Where `model.products` is "bfloat16", PyTorch rounds products' operands
+too (`set_float32_matmul_precision("medium")`).
 
 It prints one JSON object a line, with the fields of metrics.jsonl: "valid" after each epoch, "test" with the parameters
 of the best validation, as `mp-lstm train` has it. Recipes beyond this model (see `refuse`) end with a message.
@@ -114,6 +115,7 @@ def train_epoch(model: LanguageModel, config: Config, source: BatchSource, epoch
 def run(config: Config) -> Iterator[dict[str, Any]]:
     """Trains and tests; yields the events."""
     torch.manual_seed(config.train.seed)
+    torch.set_float32_matmul_precision("medium" if config.model.products == "bfloat16" else "highest")
     corpus = read_corpus(config)
     sources = make_sources(config, corpus)
     model = LanguageModel(config, len(corpus.vocabulary))
@@ -147,7 +149,10 @@ def found(event: str, loss: float, tokens: int, epoch: int) -> dict[str, Any]:
 
 KNOWN = {
     "data": ("source", "mode", "buckets", "batch_size", "length", "vocab_limit"),
-    "model": ("embed", "hidden", "layers", "dropout", "tie", "residual", "init_scale", "forget_bias", "biases"),
+    "model": (
+        *("embed", "hidden", "layers", "dropout", "tie", "residual"),
+        *("init_scale", "forget_bias", "biases", "products"),
+    ),
     "optimizer": (
         *("name", "learning_rate", "max_norm", "normalize"),
         *("rate_schedule", "rate_factor", "plateau_threshold", "rate_epochs", "rate_divisor"),
