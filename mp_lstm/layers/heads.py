@@ -34,7 +34,7 @@ from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.decoder import HeadParams, TiedHeadParams
 from mp_lstm.layers.lean_head import lean_head
 from mp_lstm.layers.lstm import check_sizes
-from mp_lstm.layers.products import prepared_bytes, product_from_left
+from mp_lstm.layers.products import prepared_bytes
 from mp_lstm.layers.vocabulary import sum_of_parts
 from mp_lstm.planning.costs import Cost
 
@@ -117,10 +117,9 @@ def softmax_head(
     def backward(
         params: Any, saved: Saved, dy: Array, dstate: tuple[()], ctx: Context
     ) -> tuple[Array, tuple[()], Tape]:
-        kernel, _ = decoder.kernel_and_bias(params)
         scale = saved.scale * dy
-        dx = product_from_left(flat_rows(saved.errors), kernel, products, scale.dtype)
-        dx = dx if kernel.shape[1] == vocab else sum_of_parts(dx)
+        dx = decoder.input_gradient(params, flat_rows(saved.errors), products, scale.dtype)
+        dx = dx if saved.errors.shape[2] == vocab else sum_of_parts(dx)
         dx = dx.reshape(saved.x.shape) * scale[:, :, None]
         return dx, dstate, Tape(saved.x * scale[:, :, None], scale, saved.errors)
 

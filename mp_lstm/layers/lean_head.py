@@ -25,7 +25,6 @@ from jaxtyping import Array, DTypeLike, Float, Integer
 from mp_lstm.layers import decoder
 from mp_lstm.layers.base import Context, Layer, flat_rows
 from mp_lstm.layers.checks import check_features
-from mp_lstm.layers.products import product_from_left
 from mp_lstm.layers.vocabulary import local_ids, sum_of_parts
 from mp_lstm.planning.costs import Cost
 
@@ -80,8 +79,7 @@ def lean_head(head: Layer, *, inputs: int, vocab: int, products: DTypeLike | Non
         def of_block(rows: tuple[Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
             x, targets, weights = rows
             found = of_logits(decoder.logits_of(given, x, products), targets, weights)
-            kernel, _ = decoder.kernel_and_bias(given)
-            dx = product_from_left(found.errors, kernel, products, found.scale.dtype) * found.scale[:, None]
+            dx = decoder.input_gradient(given, found.errors, products, found.scale.dtype) * found.scale[:, None]
             return found.loss, dx, found.scale, found.top, found.total
 
         losses, *of_rows = jax.lax.map(of_block, tuple(map(in_blocks, (x, ctx.targets, weights))))
