@@ -98,8 +98,17 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
             if processes.are_several():
                 complete_together(warm_up)
                 shown.say(str(setup.pipe.programs.report()))
-            runs = {"total": total, "began": began, "warm_up": warm_up, "writer": writer, "shown": shown}
-            trainer = Trainer(setup, run_dir, state, notes, **runs)
+            trainer = Trainer(
+                setup,
+                run_dir,
+                state,
+                notes,
+                total=total,
+                began=began,
+                warm_up=warm_up,
+                writer=writer,
+                shown=shown,
+            )
             del state  # the trainer's: nothing else must hold what steps donate
             with stop_signal() as stop:
                 number = trainer.train(stop)

@@ -191,6 +191,7 @@ class Trainer:
         though its step may have been saved before: when a run was killed or stopped after it, and went on to end there.
         """
         self._read()
+        self._compile(self._warm_up.before_evaluation)  # also where no validation is left, there is the test
         before, (valid, best) = self.notes._replace(metrics_size=self._writer.size), (self.notes.valid, self.notes.best)
         if best is None or valid is None or valid.step != self.state.step:
             self._validate(judge=False)
