@@ -14,7 +14,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -74,7 +74,7 @@ def with_text(setup: Setup, text: Text) -> Setup:
         if processes.is_first() or not any(ends):
             return
         corpus = read_corpus(setup.config)
-        if outline_of(corpus) != text.outline:
+        if not is_outline_of(str(text.outline), corpus):
             raise InputError(
                 f"{setup.config.data.source} is another text for process {jax.process_index()} than for process 0: "
                 "give both the same files"
@@ -88,14 +88,26 @@ def with_text(setup: Setup, text: Text) -> Setup:
 
 def outline_of(corpus: Corpus) -> str:
     """Name, words, lengths of sentences and a checksum of the tokens, as text."""
+    return base64.b64encode(zlib.compress(json.dumps(_described(corpus)).encode())).decode()
+
+
+def is_outline_of(outline: str, corpus: Corpus) -> bool:
+    """Whether a corpus has this outline, whatever its directory is called and whichever zlib packed it."""
+    return _unpacked(outline) | {"name": corpus.name} == _described(corpus)
+
+
+def _described(corpus: Corpus) -> dict[str, Any]:
     splits = [getattr(corpus, split) for split in SPLITS]
-    found = {
+    return {
         "name": corpus.name,
-        "words": corpus.vocabulary.words,
+        "words": list(corpus.vocabulary.words),
         "lengths": [split.lengths.tolist() for split in splits],
         "sha256": [hashlib.sha256(split.tokens.tobytes()).hexdigest() for split in splits],
     }
-    return base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()
+
+
+def _unpacked(outline: str) -> dict[str, Any]:
+    return json.loads(zlib.decompress(base64.b64decode(outline)))
 
 
 def from_outline(outline: str) -> Corpus:
@@ -107,7 +119,7 @@ def from_outline(outline: str) -> Corpus:
       >>> from_outline(outline_of(corpus)).test
       Split(tokens=array([0, 0, 0, 0, 0], dtype=int32), offsets=array([0, 2, 5]))
     """
-    found = json.loads(zlib.decompress(base64.b64decode(outline)))
+    found = _unpacked(outline)
     train, valid, test = map(_bare, found["lengths"])
     return Corpus(train, valid, test, Vocabulary(tuple(found["words"])), found["name"])
 
