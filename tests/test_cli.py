@@ -1,6 +1,6 @@
 """The command line: whole runs of a tiny model, and one clear line for every mistake.
 
-A little over 400 lines: the tables of mistakes are long, and all share the fixtures.
+Over 400 lines: the tables of mistakes are long, and all share the fixtures.
 """
 
 from __future__ import annotations
