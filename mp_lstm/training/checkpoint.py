@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -215,7 +214,7 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
     except _DAMAGE as error:  # of a kind that leaves the sizes as they were
         raise _damaged(run_dir, step, error) from error
     rows = rows_of(wanted)
-    key = jax.random.wrap_key_data(jnp.asarray(about["key"], jnp.uint32), impl=about["key_impl"])
+    key = jax.random.wrap_key_data(np.asarray(about["key"], np.uint32), impl=about["key_impl"])
     state = pipe.restore(
         unflattened(rows["params"], arrays["params"]),
         unflattened(rows["optimizer"], arrays["optimizer"]),

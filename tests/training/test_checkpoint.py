@@ -23,7 +23,7 @@ import mp_lstm
 from mp_lstm.errors import InputError
 from mp_lstm.runtime import Pipeline, State
 from mp_lstm.training import checkpoint
-from mp_lstm.training.metrics import Sums
+from mp_lstm.training.metrics import Sums, counted_compilations
 from mp_lstm.training.notes import LastStep, Notes, Validation
 
 Placed = Callable[..., Pipeline]
@@ -102,6 +102,20 @@ def test_a_state_comes_back_bit_for_bit_on_any_partition_and_devices(
     for stage, held, carried in zip(other.stages, restored.stages, restored.carry or (), strict=True):
         leaves = jax.tree.leaves((held, carried))
         assert all(leaf.committed and leaf.sharding == stage.sharding for leaf in leaves)
+
+
+def test_restoring_compiles_nothing(trained, tmp_path: Path) -> None:
+    """A run whose best validation was not the last restored it for the test, and compiled the key's conversion.
+
+    A test of whole runs had missed that, as others in its process had restored before it: the caches are cleared here.
+    """
+    pipe, state = trained
+    checkpoint.save(tmp_path, pipe, state, NOTES)
+    jax.clear_caches()
+    pipe.init(jax.random.key(5))  # as every run begins
+    with counted_compilations() as compiled:
+        checkpoint.restore(pipe, tmp_path)
+        assert compiled() == 0
 
 
 def test_a_restored_state_goes_on_as_the_saved_one(trained, tmp_path: Path) -> None:
