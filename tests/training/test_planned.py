@@ -23,6 +23,7 @@ PARAMETERS = {
     "awd_lstm": 24_210_800,
     "wikitext2_small": 2_651_600,
     "gnmt_8": 14_262_800,
+    "austen_tied_400": 6_573_200,
 }
 
 
