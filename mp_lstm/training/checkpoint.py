@@ -214,7 +214,7 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
     except _DAMAGE as error:  # of a kind that leaves the sizes as they were
         raise _damaged(run_dir, step, error) from error
     rows = rows_of(wanted)
-    key = jax.random.wrap_key_data(np.asarray(about["key"], np.uint32), impl=about["key_impl"])
+    key = jax.random.wrap_key_data(jax.device_put(np.asarray(about["key"], np.uint32)), impl=about["key_impl"])
     state = pipe.restore(
         unflattened(rows["params"], arrays["params"]),
         unflattened(rows["optimizer"], arrays["optimizer"]),
