@@ -43,6 +43,15 @@ def test_curves_are_kept_until_they_are_run_again(tmp_path: Path):
     assert "| 1 | 9.00 | 8.00 | +12.5% |" in Path(page).read_text()
 
 
+@pytest.mark.parametrize("epochs", [2, 3, 6, 13])
+def test_epochs_are_counted_in_whole_numbers(epochs: int):
+    """The axis of three epochs had a tick at 1.25."""
+    curve = compare.Curve({epoch: 100.0 / epoch for epoch in range(1, epochs + 1)}, None)
+    ticks = compare.draw("austen", {"a": curve, "b": curve}).axes[0].get_xticks()
+    assert len(ticks) > 1
+    assert all(tick == round(tick) for tick in ticks)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

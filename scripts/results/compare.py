@@ -101,10 +101,11 @@ def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def plot(title: str, pair: Mapping[str, Curve], path: Path) -> None:
-    """Draws validation perplexity by epoch."""
+def draw(title: str, pair: Mapping[str, Curve]) -> Any:
+    """A figure of validation perplexity by epoch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -112,8 +113,9 @@ def plot(title: str, pair: Mapping[str, Curve], path: Path) -> None:
     for (name, curve), style in zip(pair.items(), ("o-", "s--"), strict=True):
         axes.plot(list(curve.valid), list(curve.valid.values()), style, label=name)
     axes.set(title=title, xlabel="epoch", ylabel="validation perplexity", yscale="log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
-    figure.savefig(path)
+    return figure
 
 
 def write(page: Path, found: Mapping[str, Pair]) -> None:
@@ -121,7 +123,7 @@ def write(page: Path, found: Mapping[str, Pair]) -> None:
     parts = [HEAD]
     for title, pair in found.items():
         picture = page.with_name(f"{page.stem}-{re.sub(r'[^a-z0-9]+', '-', title.lower())}.png")
-        plot(title, pair, picture)
+        draw(title, pair).savefig(picture)
         parts.append(f"## {title}\n\n{table(pair)}\n\n![{title}]({picture.name})\n")
     plain = {title: {name: curve._asdict() for name, curve in pair.items()} for title, pair in found.items()}
     replace_text(page.with_suffix(".json"), json.dumps(plain, indent=1) + "\n")
