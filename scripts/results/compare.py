@@ -29,6 +29,9 @@ HEAD = """# What is trained
 Validation perplexity after each epoch, and test perplexity with the parameters of the best validation. Ours were
 trained by `mp-lstm train` on two emulated devices; PyTorch's nn.LSTM of the same recipe (the same configuration file,
 batches and order) on one, by `scripts/results/train_torch.py`. Written by `scripts/results/compare.py`.
+
+A curve is of one seed. Other seeds of zaremba_small, of which the one here is the best, differ from it by as much as
+the curves do: see [NOTES.md](NOTES.md).
 """
 
 
@@ -105,7 +108,7 @@ def draw(title: str, pair: Mapping[str, Curve]) -> Any:
     """A figure of validation perplexity by epoch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -114,6 +117,8 @@ def draw(title: str, pair: Mapping[str, Curve]) -> Any:
         axes.plot(list(curve.valid), list(curve.valid.values()), style, label=name)
     axes.set(title=title, xlabel="epoch", ylabel="validation perplexity", yscale="log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ScalarFormatter())
     axes.legend()
     return figure
 
