@@ -19,7 +19,8 @@ class Batch(NamedTuple):
       targets: any pytree of [T, B, ...] arrays; None for a model without a loss. A layer reads zero on padding, and at
         every step without weight, whatever stands there.
       weights: [T, B] weight of each step in the loss, at least 0; None: one for every real step. Padding never counts.
-        Without any weight the loss is 0, and so is the gradient: an optimiser with momentum still moves.
+        Without any weight the loss is 0, and so is its gradient: an optimiser with momentum still moves. Terms that
+        layers add (`regularisation`) count real steps, whatever weight the loss gives them.
       lengths: [B] number of real steps of each row, 0 for an empty row; None: every step is real.
       resets: [B] rows whose carried state starts at zero; None: no state is carried, every row starts at zero.
 

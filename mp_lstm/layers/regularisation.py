@@ -10,8 +10,9 @@ of which a perplexity can be made; the gradient is that of loss and terms.
     F   y = x, state = the last real x (of the temporal term: the next chunk's first difference needs it)
     B   dx = dy + scale d(term)/dx, dstate likewise       scale: the gradient of what is minimised by the loss's sum
 
-Terms act while training alone, and padding adds nothing to them. A difference lies within a batch: what state was
-carried into it plays no part.
+Terms act while training alone, and padding adds nothing to them. Weights are the loss's: a term counts each real step
+as one, and is divided by what a batch's weights amount to, as the loss is. A difference lies within a batch: what state
+was carried into it plays no part.
 
 References:
   Merity, McCann and Socher 2017, https://arxiv.org/abs/1708.01009
