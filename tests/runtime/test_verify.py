@@ -44,6 +44,20 @@ def test_a_right_layer_passes() -> None:
     assert str(found).splitlines()[-1].startswith("passed: largest relative error ")
 
 
+def test_inputs_of_integers_have_no_gradient() -> None:
+    """Features counted in integers train, but JAX's gradient by them, which is none, could not be compared."""
+    layer = mp_lstm.dense(5, 4)
+
+    def forward(params: Any, x: Any, state: Any, ctx: Any) -> Any:
+        return layer.forward(params, x.astype(jnp.float32), state, ctx)
+
+    counts = layer._replace(forward=forward)
+    model = mp_lstm.sequential([counts, mp_lstm.dense(4, 2)], loss=mp_lstm.squared_error)
+    batch = mp_lstm.Batch(np.ones((4, 3, 5), np.int32), np.ones((4, 3, 2), np.float32))
+    pipe = examples.pipeline(model, batch_size=3, lengths=(4,), partition=(1, 1), chunk=2)
+    assert pipe.verify(pipe.init(jax.random.key(0)), batch).passed
+
+
 def wrong_input_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:
     def backward(*args: Any) -> Any:
         dx, dstate, tape = layer.backward(*args)
