@@ -27,6 +27,7 @@ from mp_lstm.layers.base import Context, Layer
 from mp_lstm.planning.costs import Cost
 
 LEVELS = 1 << 16
+MOST_RATE = 1 - 1 / LEVELS  # more would keep nothing
 # Of Threefry-2x32: the rotations of its rounds, and what makes the third word of its key.
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
@@ -112,7 +113,7 @@ def dropout(rate: float, *, name: str = "dropout") -> Layer:
     """Drops values of [T, B, D] with probability `rate` while training, and scales the rest.
 
     Args:
-      rate: probability of dropping a value, in [0, 1).
+      rate: probability of dropping a value, in [0, 1), at most `MOST_RATE`.
       name: for tables and messages.
 
     Returns:
@@ -143,7 +144,7 @@ def locked_dropout(rate: float, *, name: str = "dropout") -> Layer:
     another, also where state is carried.
 
     Args:
-      rate: probability of dropping a feature of a row, in [0, 1).
+      rate: probability of dropping a feature of a row, in [0, 1), at most `MOST_RATE`.
       name: for tables and messages.
 
     Returns:
@@ -207,9 +208,11 @@ def kept_and_scaled(x: Array, mask: Array, rate: float) -> Array:
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Raises InputError for a rate that is no probability of dropping."""
-    if not 0.0 <= rate < 1.0:
-        raise InputError(f"{name}: the rate is {rate}, a number in [0, 1) is wanted")
+    """Raises InputError for a rate that is no probability of dropping, or so near to 1 that nothing would be kept."""
+    if not 0.0 <= rate <= MOST_RATE:
+        raise InputError(
+            f"{name}: the rate is {rate}, a number in [0, 1) is wanted, at most {MOST_RATE}: pass a smaller one, or 0"
+        )
 
 
 def training_key(name: str, ctx: Context) -> Key[Array, ""]:

@@ -29,7 +29,7 @@ def weight_drop(layer: Layer, rate: float) -> Layer:
 
     Args:
       layer: an `lstm_layer`, or another with a `recurrent_kernel` [H, ...] among its parameters, H below 65,536.
-      rate: probability of dropping a weight, in [0, 1).
+      rate: probability of dropping a weight, in [0, 1), at most `dropout.MOST_RATE`.
 
     Returns:
       The layer, its parameters as they were.

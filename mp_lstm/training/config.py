@@ -13,8 +13,10 @@ It is over 400 lines so that every field and its range are on one page.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +121,8 @@ class PipelineConfig:
     # Less memory for more work: the "head" computes its logits again, also each "layer" its activations, or the "stage"
     # all of them; auto: as much as it takes to fit the memory.
     remat: Literal["none", "head", "layer", "stage", "auto"] = "none"
-    # What "auto" goes by: "nominal" rates, "measured" layers (minutes, once a machine), or, to plan, a machine's TOML.
+    # What "auto" goes by: "nominal" rates, "measured" layers (minutes, once a machine), or, to plan, a machine's file
+    # (*.toml).
     costs: str = "nominal"
     # Time steps of each scan that are written out at once.
     unroll: int = 1
@@ -240,7 +243,7 @@ def save(config: Config, path: str | os.PathLike[str]) -> None:
       ...     load(f"{folder}/config.toml") == Config()
       True
     """
-    lines: list[str] = []
+    lines = [f"# The {sum(len(vars(section)) for section in vars(config).values())} fields of a configuration."]
     for section in dataclasses.fields(config):
         lines.append(f"[{section.name}]")
         lines += [f"{name} = {to_toml(value)}" for name, value in vars(getattr(config, section.name)).items()]
@@ -284,11 +287,13 @@ def from_table(table: Mapping[str, Any], source: str = "the configuration") -> C
 def load_saved(path: str | os.PathLike[str]) -> Config:
     """Reads a configuration that `save` wrote: in full, so what is missing has been lost and has no default.
 
+    Fields that the library has since got have theirs: the file says how many there were when it was written.
+
     Args:
       path: the file.
 
     Raises:
-      InputError: as `load`, or a section is not there.
+      InputError: as `load`, or a section is not there, or not all of its fields.
 
     Example:
       >>> import tempfile
@@ -297,9 +302,18 @@ def load_saved(path: str | os.PathLike[str]) -> Config:
       ...     load_saved(f"{folder}/config.toml") == Config()
       True
     """
-    if lost := [section for section in _SECTIONS if section not in _read(Path(path))]:
-        raise InputError(f"{os.fspath(path)} has lost its section [{lost[0]}]: put the file of the run back")
-    return load(path)
+    name, table = os.fspath(path), _read(Path(path))
+    if lost := [section for section in _SECTIONS if section not in table]:
+        raise InputError(f"{name} has lost its section [{lost[0]}]: put the file of the run back")
+    config = load(path)
+    found = sum(map(len, table.values()))
+    if (count := _COUNT.match(_text(Path(path)))) and found < int(count[1]):
+        raise InputError(
+            f"{name} has {found} of the {count[1]} fields that it was saved with: put the file of the run back"
+        )
+    if empty := [section for section in _SECTIONS if not table[section]]:  # of a file that does not say how many
+        raise InputError(f"{name} has lost the fields of [{empty[0]}]: put the file of the run back")
+    return config
 
 
 def validate(config: Config, source: str = "", given: Config | None = None) -> Config:
@@ -320,21 +334,34 @@ def validate(config: Config, source: str = "", given: Config | None = None) -> C
       >>> validate(Config()) == Config()
       True
     """
+
+    def told(name: str) -> str:
+        """What is wrong: where, the field and its value."""
+        value = _value(config, name)
+        where = source if given is not None and repr(_value(given, name)) == repr(value) else ""  # nan is not nan
+        return f"{where}{name} is {list(value) if isinstance(value, tuple) else value!r}"
+
     for name, (allowed, wanted) in RANGES.items():
-        section, _, field_name = name.partition(".")
-        value = getattr(getattr(config, section), field_name)
+        value = _value(config, name)
         numbers = value if isinstance(value, tuple) else (value,)
         if not numbers or any(not isinstance(v, str | None) and not allowed(v) for v in numbers):
-            shown = list(value) if isinstance(value, tuple) else value
-            default = getattr(getattr(Config(), section), field_name)
-            where = source if given is not None and getattr(getattr(given, section), field_name) == value else ""
-            raise InputError(f"{where}{name} is {shown!r}, wanted {wanted}: its default is {to_toml(default)}")
-    model = config.model
+            raise InputError(f"{told(name)}, wanted {wanted}: its default is {to_toml(_value(Config(), name))}")
+    model, costs = config.model, config.pipeline.costs
     if model.residual is not None and model.residual > model.layers:
         raise InputError(
-            f"model.residual is {model.residual}, the model has {model.layers} LSTM layers: pass one of them, or none"
+            f"{told('model.residual')}, the model has {model.layers} LSTM layers: pass one of them, or none"
         )
+    if costs not in COSTS and not costs.endswith(".toml"):
+        close = difflib.get_close_matches(costs.lower(), COSTS, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"its default is {to_toml(Config().pipeline.costs)}"
+        raise InputError(f"{told('pipeline.costs')}, wanted {', '.join(COSTS)} or a machine's file (*.toml): {remedy}")
     return config
+
+
+def _value(config: Config, name: str) -> Any:
+    """Of a field by its full name, such as "train.epochs"."""
+    section, _, field_name = name.partition(".")
+    return getattr(getattr(config, section), field_name)
 
 
 class _Range(NamedTuple):
@@ -351,9 +378,17 @@ def _at_least(least: int, most: int | None = None) -> _Range:
     return _Range(lambda value: least <= value <= most, f"at least {least} and at most {most:,}")
 
 
-_POSITIVE = _Range(lambda value: 0 < value < math.inf, "a number above 0")
-_FACTOR = _Range(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
+# Devices compute in float32: a smaller number is zero there, a larger one infinite.
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+MOST_DROPOUT = 1 - 2.0**-16  # masks are drawn of 16 bits: more would keep nothing
+
+_POSITIVE = _Range(lambda value: LEAST <= value <= MOST, "a number above 0 that float32 holds (1.2e-38 to 3.4e38)")
+_FACTOR = _Range(lambda value: 0 <= value <= MOST, "a finite number of at least 0 that float32 holds (to 3.4e38)")
 _SHARE = _Range(lambda value: 0 <= value < 1, "a number from 0 to below 1")
+_DROPOUT = _Range(lambda value: 0 <= value <= MOST_DROPOUT, f"{_SHARE.wanted}, at most {MOST_DROPOUT}")
+
+# Of `pipeline.costs`, which may also be a file.
+COSTS = ("nominal", "measured")
 
 # Lists are checked element by element; they may not be empty.
 RANGES = {
@@ -365,17 +400,17 @@ RANGES = {
     "model.embed": _at_least(1, 2**20),
     "model.hidden": _at_least(1, 2**20),
     "model.layers": _at_least(1, 1024),
-    "model.dropout": _SHARE,
-    "model.dropout_input": _SHARE,
-    "model.dropout_output": _SHARE,
-    "model.dropout_words": _SHARE,
-    "model.weight_drop": _SHARE,
+    "model.dropout": _DROPOUT,
+    "model.dropout_input": _DROPOUT,
+    "model.dropout_output": _DROPOUT,
+    "model.dropout_words": _DROPOUT,
+    "model.weight_drop": _DROPOUT,
     "model.biases": _at_least(1, 2),
     "model.activation_reg": _FACTOR,
     "model.temporal_reg": _FACTOR,
     "model.residual": _at_least(1),
     "model.init_scale": _POSITIVE,
-    "model.forget_bias": _Range(math.isfinite, "a finite number"),
+    "model.forget_bias": _Range(lambda value: abs(value) <= MOST, "a finite number that float32 holds (to 3.4e38)"),
     "pipeline.stages": _at_least(1),
     "pipeline.devices_per_stage": _at_least(1),
     "pipeline.data_parallel": _at_least(1),
@@ -389,8 +424,10 @@ RANGES = {
     "optimizer.every_k": _at_least(1),
     "optimizer.rate_factor": _Range(lambda value: 0 < value < 1, "a number above 0 and below 1"),
     "optimizer.plateau_threshold": _SHARE,
-    "optimizer.rate_epochs": _at_least(1),
-    "optimizer.rate_divisor": _Range(lambda value: 1 <= value < math.inf, "a number of at least 1"),
+    "optimizer.rate_epochs": _at_least(1, 2**31 - 1),
+    "optimizer.rate_divisor": _Range(
+        lambda value: 1 <= value <= MOST, "a number of at least 1 that float32 holds (to 3.4e38)"
+    ),
     "optimizer.weight_decay": _FACTOR,
     "optimizer.average_after": _at_least(0),
     "train.epochs": _at_least(1),
@@ -401,16 +438,23 @@ RANGES = {
     "train.checkpoint_every": _at_least(1),
     "train.patience": _at_least(1),
     "train.emulate_devices": _at_least(1, 1024),
-    "train.step_timeout": _POSITIVE,
+    "train.step_timeout": _Range(lambda value: 0 < value < math.inf, "a number above 0"),
 }
 
 _SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Config)
 
 
+_COUNT = re.compile(r"# The (\d+) fields of a configuration\.")  # what `save` writes first
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # some editors write a byte-order mark
+        return tomllib.loads(_text(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): pass a TOML file") from error
     except ValueError as error:  # TOML's own errors, and bytes that are not UTF-8
         raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8-sig")  # some editors write a byte-order mark

@@ -7,6 +7,7 @@ be pipelined (it may not mix leaves) is found out by `make_pipeline`.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import inspect
 import types
@@ -17,11 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from mp_lstm.errors import InputError
 from mp_lstm.runtime import average_parameters
-from mp_lstm.training.config import Config
+from mp_lstm.training.config import MOST, Config
 from mp_lstm.training.fields import suggestion
 
 MOST_UPDATES = 2**31 - 1  # optax counts them in int32
@@ -109,14 +111,13 @@ def make_schedule(config: Config, updates: int) -> Schedule | float:
             peak,
             updates,
             1 / section.rate_divisor,
-            transition_begin=(section.rate_epochs - 1) * updates,
+            transition_begin=min((section.rate_epochs - 1) * updates, MOST_UPDATES),
             staircase=True,
         )
     known = schedules()
     if section.rate_schedule not in known:
-        names = ("epochs", *PLAIN_RATES, *known)
         raise InputError(
-            f"optimizer.rate_schedule {section.rate_schedule!r} is unknown: {suggestion(section.rate_schedule, names)}"
+            f"optimizer.rate_schedule {section.rate_schedule!r} is unknown: {_meant(section.rate_schedule)}"
         )
     maker = known[section.rate_schedule]
     parameters = inspect.signature(maker).parameters
@@ -128,11 +129,19 @@ def make_schedule(config: Config, updates: int) -> Schedule | float:
     if missing := [name for name, p in parameters.items() if p.default is p.empty and name not in given]:
         raise InputError(
             f"optimizer.rate_options lacks {missing[0]} of {section.rate_schedule}: write e.g. "
-            f"rate_options = {{ {missing[0]} = 0.1 }}"
+            f"rate_options = {{ {missing[0]} = {max(1, total // 10) if _is_whole(parameters[missing[0]]) else 0.1} }}"
         )
     with _fits("optimizer.rate_options", section.rate_options, f"{section.rate_schedule}, in a run of {total} updates"):
         schedule = maker(**given)
-        jax.eval_shape(schedule, 0)
+        sampled, rates = _sampled(schedule, total)
+    # Interpolation in float32 may end a little below zero.
+    wrong = np.flatnonzero(~np.isfinite(rates) | (rates < -1e-6 * peak))
+    if len(wrong):
+        raise InputError(
+            f"optimizer.rate_options is {_shown(section.rate_options)}, which makes the rate of "
+            f"{section.rate_schedule} {rates[wrong[0]]:.3g} at update {sampled[wrong[0]]} of {total}, wanted a finite "
+            "one of at least 0: pass others, or leave them out"
+        )
     return schedule
 
 
@@ -168,15 +177,37 @@ def _fits(field: str, options: Mapping[str, Any], name: str) -> Iterator[None]:
     """What optax says of options that passed `_check_options` and are wrong even so."""
     try:
         yield
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        found = ", ".join(f"{option} = {value!r}" for option, value in options.items()) or "empty"
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InputError(
-            f"{field} is {found}, which optax does not take for {name} ({error}): pass others, or leave them out"
+            f"{field} is {_shown(options)}, which optax does not take for {name} ({error}): pass others, or leave "
+            "them out"
         ) from error
 
 
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{option} = {value!r}" for option, value in options.items()) or "empty"
+
+
+def _sampled(schedule: Schedule, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Updates of a run, the first two and the last among them, and their rates."""
+    updates = np.unique([min(1, total - 1), *np.linspace(0, total - 1, 257)]).astype(np.int32)
+    return updates, np.asarray(jax.vmap(schedule)(updates), float)
+
+
+def _meant(name: str) -> str:
+    """Which schedule was meant: optax's endings do not count, so that constant_schedule is "constant"."""
+    names = ("epochs", *PLAIN_RATES, *schedules())
+    stems = {known.removesuffix("_schedule"): known for known in names}
+    close = difflib.get_close_matches(name.removesuffix("_schedule"), stems, n=1)
+    return f"did you mean {stems[close[0]]}?" if close else suggestion(name, names)
+
+
+def _is_whole(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in (int, "int")
+
+
 def _check_options(field: str, options: Mapping[str, Any], maker: Callable[..., Any], taken: Sequence[str]) -> None:
-    """Options must be arguments of the maker, and numbers or booleans where its defaults are."""
+    """Options must be arguments of the maker, and finite numbers or booleans where its defaults are."""
     parameters = {name: p for name, p in inspect.signature(maker).parameters.items() if name not in taken}
     for name, value in options.items():
         if name in taken:
@@ -188,3 +219,8 @@ def _check_options(field: str, options: Mapping[str, Any], maker: Callable[..., 
         if is_switch != isinstance(value, bool) or (isinstance(default, int | float) and isinstance(value, str)):
             wanted = "true or false" if is_switch else "a number"
             raise InputError(f"{field}: {name} is {value!r}, wanted {wanted}")
+        if isinstance(value, int | float) and not abs(value) <= MOST:
+            wanted = "a finite number that float32 holds"
+            raise InputError(f"{field}: {name} is {value!r}, wanted {wanted}: pass another, or leave it out")
+        if _is_whole(parameters[name]) and isinstance(value, float) and not value.is_integer():
+            raise InputError(f"{field}: {name} is {value!r}, wanted a whole number")

@@ -28,6 +28,8 @@ C = TypeVar("C")
 
 _DOTTED = re.compile(r"--[\w-]+\.[\w.-]*")  # a text that begins with dashes is none
 
+_SWITCHES = {"true": "True", "false": "False"}
+
 # Booleans take a value: as a bare switch, "--model.tie False" would set it and leave a stray word behind.
 _SETTINGS = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)
 
@@ -60,6 +62,7 @@ def override(config: C, words: Sequence[str]) -> C:
         values = _plain_words(values)
         if types.NoneType in typing.get_args(hint):
             values = ["None" if value == "none" else value for value in values]
+        values = _with_switches(hint, values)
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 config = _read(config, [flag, *values])
@@ -192,6 +195,21 @@ def _plain_words(values: list[str]) -> list[str]:
         return values
     items = value if isinstance(value, list) else [part for item in value.items() for part in item]
     return [str(item) for item in items]
+
+
+def _with_switches(hint: Any, values: list[str]) -> list[str]:
+    """The words with true and false, as a file and the help have them, as tyro wants them; names of options stay.
+
+    Example:
+      >>> _with_switches(bool, ["true"]), _with_switches(dict[str, bool | str], ["true", "false"])
+      (['True'], ['true', 'False'])
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is bool:
+        return [_SWITCHES.get(value, value) for value in values]
+    if origin is dict and bool in typing.get_args(parts[1]):
+        return [_SWITCHES.get(value, value) if i % 2 else value for i, value in enumerate(values)]
+    return values
 
 
 def _most_values(hint: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.extend.random import threefry2x32_p
 import mp_lstm
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context
-from mp_lstm.layers.dropout import keep_mask, keep_probability, threefry
+from mp_lstm.layers.dropout import MOST_RATE, keep_mask, keep_probability, threefry
 
 KEY = jax.random.key(0)
 TIME, ROWS, SIZE = 9, 7, 6
@@ -80,6 +81,19 @@ def test_it_rests_outside_training() -> None:
 def test_refuses_a_rate_that_is_none(rate: float) -> None:
     with pytest.raises(InputError, match=rf"drop: the rate is {rate}, a number in \[0, 1\) is wanted"):
         mp_lstm.dropout(rate, name="drop")
+
+
+@pytest.mark.parametrize("make", [mp_lstm.dropout, mp_lstm.locked_dropout])
+def test_refuses_a_rate_that_keeps_nothing(make: Callable[..., mp_lstm.Layer]) -> None:
+    """0.999999 was rounded to a mask that keeps nothing, and the scale was one divided by zero."""
+    message = (
+        r"drop: the rate is 0\.999999, a number in \[0, 1\) is wanted, at most 0\.9999847412109375: pass a smaller"
+    )
+    with pytest.raises(InputError, match=message):
+        make(0.999999, name="drop")
+    x = jnp.ones((TIME, ROWS, SIZE))
+    _, y, _ = make(MOST_RATE, name="drop").forward((), x, (), Context(key=KEY, train=True))
+    assert set(np.unique(y)) <= {0.0, 65536.0}
 
 
 def test_training_needs_a_key() -> None:

@@ -95,6 +95,8 @@ def test_drawing_is_counted_work() -> None:
 def test_refuses_what_it_cannot_drop() -> None:
     with pytest.raises(InputError, match=r"weight_drop of lstm: the rate is 1\.0, a number in \[0, 1\) is wanted"):
         mp_lstm.weight_drop(mp_lstm.lstm_layer(3, 5), 1.0)
+    with pytest.raises(InputError, match=r"weight_drop of lstm: the rate is 0\.999999, .* at most 0\.99998474"):
+        mp_lstm.weight_drop(mp_lstm.lstm_layer(3, 5), 0.999999)  # would keep none of 65,536
     message = "weight_drop: dense has no recurrent_kernel among its parameters: wrap an lstm_layer"
     with pytest.raises(InputError, match=message):
         mp_lstm.weight_drop(mp_lstm.dense(3, 5), 0.5)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mp_lstm.errors import InputError
+from mp_lstm.layers.dropout import MOST_RATE
 from mp_lstm.training.config import (
     RANGES,
     Config,
@@ -28,7 +29,7 @@ from mp_lstm.training.config import (
     save,
     validate,
 )
-from mp_lstm.training.fields import field_types
+from mp_lstm.training.fields import field_types, to_toml
 from mp_lstm.training.overrides import field_comments, flag_types, override, overrides_help, split_overrides
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -81,8 +82,9 @@ def test_a_configuration_cannot_be_changed():
 
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 SIZES = st.integers(1, 10**6)
-POSITIVE = st.floats(0, 1e300, exclude_min=True)
+POSITIVE = st.floats(2.0**-126, 3e38)
 SHARES = st.floats(0, 1, exclude_max=True)
+DROPOUTS = st.floats(0, 1 - 2**-16)
 TUPLES = st.lists(SIZES, min_size=1, max_size=4).map(tuple)
 OPTIONS = st.dictionaries(WORDS, st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | WORDS, max_size=3)
 
@@ -104,11 +106,11 @@ def configs(draw: st.DrawFn) -> Config:
     model = section(
         ModelConfig,
         layers=st.just(layers),
-        **dict.fromkeys(("dropout", "dropout_input", "dropout_output", "dropout_words", "weight_drop"), SHARES),
+        **dict.fromkeys(("dropout", "dropout_input", "dropout_output", "dropout_words", "weight_drop"), DROPOUTS),
         **dict.fromkeys(("activation_reg", "temporal_reg"), st.just(0.0) | POSITIVE),
         residual=st.integers(1, layers),
         init_scale=POSITIVE | st.lists(POSITIVE, min_size=1, max_size=4).map(tuple),
-        forget_bias=st.floats(-1e300, 1e300),
+        forget_bias=st.floats(-3e38, 3e38),
         biases=st.integers(1, 2),
     )
     optimizer = section(
@@ -117,12 +119,13 @@ def configs(draw: st.DrawFn) -> Config:
         max_norm=POSITIVE,
         rate_factor=st.floats(0.1, 0.9),
         plateau_threshold=SHARES,
-        rate_divisor=st.floats(1, 1e300),
-        weight_decay=st.floats(0, 1e300),
+        rate_divisor=st.floats(1, 3e38),
+        weight_decay=st.floats(0, 3e38),
     )
     data = section(DataConfig, vocab_limit=st.integers(2, 10**6), batch_size=st.integers(1, 2**16))
     train = section(TrainConfig, emulate_devices=st.integers(1, 1024), step_timeout=POSITIVE)
-    return Config(data, model, section(PipelineConfig), optimizer, train)
+    pipeline = section(PipelineConfig, costs=st.sampled_from(("nominal", "measured", "machine.toml")))
+    return Config(data, model, pipeline, optimizer, train)
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
@@ -201,6 +204,32 @@ def test_a_saved_file_that_lost_a_section_is_not_filled_up(tmp_path: Path):
         load_saved(path)
 
 
+@pytest.mark.parametrize("cut", ["epochs", "step_timeout"])
+def test_a_saved_file_that_lost_its_end_is_not_filled_up(tmp_path: Path, cut: str):
+    """A config.toml that ended with "[train]" was resumed with the demo's epochs and seed, and written anew."""
+    path = tmp_path / "config.toml"
+    save(Config(), path)
+    text = path.read_text()
+    path.write_text(text[: text.index(f"\n{cut} =") + 1])
+    message = r"config.toml has \d+ of the \d+ fields that it was saved with: put the file of the run back"
+    with pytest.raises(InputError, match=message):
+        load_saved(path)
+
+
+def test_a_file_saved_before_a_field_was_added_has_its_default(tmp_path: Path):
+    """Such a file does not say how many fields it has, or says the number there were then."""
+    path = tmp_path / "config.toml"
+    save(Config(), path)
+    first, *lines = path.read_text().splitlines(keepends=True)
+    older = "".join(line for line in lines if not line.startswith("step_timeout"))
+    for header in ("", re.sub(r"\d+", lambda count: str(int(count[0]) - 1), first)):
+        path.write_text(header + older)
+        assert load_saved(path) == Config()
+    path.write_text(older[: older.index("\nepochs =") + 1])
+    with pytest.raises(InputError, match=r"config.toml has lost the fields of \[train\]: put the file of the run back"):
+        load_saved(path)
+
+
 def test_a_whole_number_is_a_number():
     assert from_table({"optimizer": {"learning_rate": 1}}).optimizer.learning_rate == 1.0
     assert isinstance(from_table({"optimizer": {"learning_rate": 1}}).optimizer.learning_rate, float)
@@ -214,6 +243,8 @@ def test_a_whole_number_is_a_number():
     [
         ("--model.tie False", "tie", False),
         ("--model.tie True", "tie", True),
+        ("--model.tie false", "tie", False),
+        ("--model.tie=true", "tie", True),
         ("--model.hidden 64", "hidden", 64),
         ("--model.hidden 64 32", "hidden", (64, 32)),
         ("--model.residual none", "residual", None),
@@ -243,6 +274,21 @@ def test_options_keep_their_types():
         Config(), ["--optimizer.options", "b1", "0.5", "nesterov", "True", "count", "3"]
     ).optimizer.options
     assert options == {"b1": 0.5, "nesterov": True, "count": 3}
+
+
+@pytest.mark.parametrize("flag", [flag for flag, hint in FLAGS.items() if hint is bool])
+@pytest.mark.parametrize("value", [True, False])
+def test_switches_are_written_as_in_a_file(flag: str, value: bool):
+    """The help and the message said true, and only True was taken."""
+    section, field = flag.removeprefix("--").split(".")
+    for word in (str(value), to_toml(value)):
+        assert getattr(getattr(override(Config(), [flag, word]), section), field) is value
+
+
+@pytest.mark.parametrize("words", [["nesterov", "true", "b1", "0.5"], ["{ nesterov = true, b1 = 0.5 }"]])
+def test_options_may_be_switches(words: list[str]):
+    """The word "true" was a text, which the optimizer refused."""
+    assert override(Config(), ["--optimizer.options", *words]).optimizer.options == {"nesterov": True, "b1": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -329,6 +375,72 @@ def test_a_value_out_of_range_names_its_file_and_what_to_write(tmp_path: Path):
     with pytest.raises(InputError, match=r"^train\.epochs is -1, wanted at least 1: its default is 3$"):
         load(path, ["--train.epochs", "-1"])
     assert load(path, ["--train.epochs", "1"]).train.epochs == 1
+
+
+def test_a_value_that_is_no_number_names_its_file(tmp_path: Path):
+    """nan is not equal to itself, so it was not found in the file."""
+    path = tmp_path / "a.toml"
+    path.write_text("[optimizer]\nlearning_rate = nan")
+    with pytest.raises(InputError, match=f"^{re.escape(f'{path}: optimizer.learning_rate is nan, wanted a number')}"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.forget_bias", "1e39"),
+        ("model.forget_bias", "-1e39"),
+        ("model.init_scale", "1e-50"),
+        ("model.activation_reg", "1e39"),
+        ("optimizer.learning_rate", "1e39"),
+        ("optimizer.learning_rate", "1e-300"),
+        ("optimizer.max_norm", "1e-300"),
+        ("optimizer.max_norm", "1e39"),
+        ("optimizer.weight_decay", "1e300"),
+        ("optimizer.rate_divisor", "1e300"),
+    ],
+)
+def test_numbers_are_those_of_float32(name: str, value: str):
+    """A bias of 1e39 was infinite on the device, and a norm of 1e-300 zero: nothing was trained."""
+    message = rf"^{re.escape(name)} is {re.escape(repr(float(value)))}, wanted a .*number .*float32.*: its default is "
+    with pytest.raises(InputError, match=message):
+        load(overrides=[f"--{name}", value])
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout_input", "dropout_output", "dropout_words", "weight_drop"])
+def test_dropout_keeps_at_least_what_its_masks_can_say(name: str):
+    """A rate of 0.999999 kept nothing, and the scale was one divided by zero."""
+    message = (
+        rf"^model\.{name} is 0\.999999, wanted a number from 0 to below 1, at most 0\.9999847412109375: its default"
+    )
+    with pytest.raises(InputError, match=message):
+        load(overrides=[f"--model.{name}", "0.999999"])
+    assert getattr(load(overrides=[f"--model.{name}", repr(MOST_RATE)]).model, name) == MOST_RATE
+
+
+@pytest.mark.parametrize(
+    ("costs", "remedy"),
+    [
+        ("mesured", "did you mean measured?"),
+        ("Nominal", "did you mean nominal?"),
+        ("", 'its default is "nominal"'),
+        ("cluster.TOML", 'its default is "nominal"'),
+    ],
+)
+def test_costs_are_known_or_a_file(tmp_path: Path, costs: str, remedy: str):
+    """Any other word was taken for nominal, and the plan was made without a measurement."""
+    message = f"pipeline.costs is {costs!r}, wanted nominal, measured or a machine's file (*.toml): {remedy}"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load(overrides=[f"--pipeline.costs={costs}"])
+    path = tmp_path / "a.toml"
+    path.write_text(f"[pipeline]\ncosts = '{costs}'")
+    with pytest.raises(InputError, match=f"^{re.escape(f'{path}: {message}')}$"):
+        load(path)
+
+
+@pytest.mark.parametrize("costs", ["nominal", "measured", "cluster.toml"])
+def test_costs_that_are_known(costs: str):
+    assert load(overrides=["--pipeline.costs", costs]).pipeline.costs == costs
 
 
 def test_lists_may_not_be_empty():

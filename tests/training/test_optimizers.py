@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -51,6 +52,98 @@ def test_rates_that_optax_does_not_take(schedule: str, options: str) -> None:
     )
     with pytest.raises(InputError, match=message):
         make_schedule(config, 3)
+
+
+@pytest.mark.parametrize("options", ["div_factor 0", "final_div_factor 0"])
+@pytest.mark.parametrize("schedule", ["cosine_onecycle_schedule", "linear_onecycle_schedule"])
+def test_rates_that_are_divided_by_zero(schedule: str, options: str) -> None:
+    """They ended in a traceback."""
+    config = config_of(f"--optimizer.rate_schedule {schedule} --optimizer.rate_options {options}")
+    name, value = options.split()
+    message = (
+        rf"^optimizer.rate_options is {name} = {value}, which optax does not take for {schedule}, in a run of 30 upd"
+    )
+    with pytest.raises(InputError, match=message):
+        make_schedule(config, 10)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "rate", "update"),
+    [
+        ("cosine_decay_schedule", "alpha -3", "-0.56", 11),
+        ("exponential_decay", "decay_rate -1", "nan", 1),
+        ("exponential_decay", "decay_rate -1 transition_steps 1 staircase true", "-3", 1),
+        ("linear_schedule", "end_value -1", "-0.0667", 23),
+        ("polynomial_schedule", "power -2 end_value 1 transition_steps 29", "inf", 29),
+    ],
+)
+def test_rates_that_are_none(schedule: str, options: str, rate: str, update: int) -> None:
+    """Such a run made its parameters nan, or climbed the loss, and said nothing of the options."""
+    config = config_of(
+        f"--optimizer.learning_rate 3 --optimizer.rate_schedule {schedule} --optimizer.rate_options {options}"
+    )
+    with pytest.raises(InputError) as caught:
+        make_schedule(config, 10)
+    found = str(caught.value)
+    name, value = options.split()[:2]
+    assert found.startswith(f"optimizer.rate_options is {name} = {value}")
+    assert f"which makes the rate of {schedule} {rate}" in found
+    assert f"at update {update} of 30, wanted a finite one of at least 0: pass others, or leave them out" in found
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e39"])
+def test_options_are_finite(value: str) -> None:
+    """A momentum of nan made the parameters nan, and an alpha of nan the rate."""
+    wanted = (
+        rf" is {re.escape(repr(float(value)))}, wanted a finite number that float32 holds: pass another, or leave it"
+    )
+    with pytest.raises(InputError, match=f"^optimizer.options: momentum{wanted}"):
+        make_optimizer(config_of(f"--optimizer.name sgd --optimizer.options momentum {value}"))
+    with pytest.raises(InputError, match=f"^optimizer.rate_options: alpha{wanted}"):
+        make_schedule(config_of(f"--optimizer.rate_options alpha {value}"), 10)
+
+
+def test_the_first_rate_may_last_longer_than_any_run() -> None:
+    """More epochs than int32 counts updates of were an OverflowError."""
+    words = "--optimizer.rate_schedule epochs --optimizer.learning_rate 1 --optimizer.rate_epochs"
+    rate = make_schedule(config_of(f"{words} {2**31 - 1}"), 10)
+    assert callable(rate)
+    assert [float(rate(update)) for update in (0, 29, 2**31 - 2)] == [1.0, 1.0, 1.0]
+    with pytest.raises(InputError, match=r"optimizer.rate_epochs is 100000000000, wanted at least 1 and at most 2,147"):
+        config_of(f"{words} 100000000000")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("constant_schedule", "constant"),
+        ("constnt", "constant"),
+        ("plateau_schedule", "plateau"),
+        ("cosine", "cosine_decay_schedule"),
+        ("linear", "linear_schedule"),
+        ("warmup_constant", "warmup_constant_schedule"),
+    ],
+)
+def test_a_schedule_that_was_meant(name: str, meant: str) -> None:
+    """Optax's constant_schedule is "constant" here, and warmup_constant_schedule was suggested."""
+    message = f"^optimizer.rate_schedule '{name}' is unknown: did you mean {meant}\\?$"
+    with pytest.raises(InputError, match=message):
+        make_schedule(config_of(f"--optimizer.rate_schedule {name}"), 10)
+
+
+def test_a_schedule_without_an_option_is_told_one_that_fits() -> None:
+    """It was told to write warmup_steps = 0.1."""
+    message = (
+        r"optimizer.rate_options lacks warmup_steps of warmup_constant_schedule: write e.g. "
+        r"rate_options = { warmup_steps = 3 }$"
+    )
+    with pytest.raises(InputError, match=message):
+        make_schedule(config_of("--optimizer.rate_schedule warmup_constant_schedule"), 10)
+    with pytest.raises(InputError, match=r"^optimizer.rate_options: warmup_steps is 0\.1, wanted a whole number"):
+        make_schedule(
+            config_of("--optimizer.rate_schedule warmup_constant_schedule --optimizer.rate_options warmup_steps 0.1"),
+            10,
+        )
 
 
 def test_a_run_of_more_updates_than_can_be_counted() -> None:
