@@ -10,20 +10,19 @@ Longer than most files: the commands share how they find a run, its words and it
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mp_lstm import launch
 from mp_lstm.errors import InputError
 from mp_lstm.training.config import Config, load, save
-from mp_lstm.training.files import writing
+from mp_lstm.training.files import check_replaceable, is_one_of, is_utf8, replace_lines, writing
 from mp_lstm.training.overrides import flag_types, overrides_help, split_overrides, suggest_flag
 from mp_lstm.training.run_directory import (
     CONFIG,
@@ -31,18 +30,22 @@ from mp_lstm.training.run_directory import (
     check_same_run,
     check_writable,
     fresh_directory,
+    own_files,
     saved_config,
     saved_vocabulary,
+    text_files,
 )
 
 if TYPE_CHECKING:
-    from mp_lstm.data import Vocabulary
+    from mp_lstm.data import Split, Vocabulary
     from mp_lstm.planning import Plan
     from mp_lstm.planning.costs import CostModel
     from mp_lstm.runtime import Pipeline, State
     from mp_lstm.training.evaluate import SplitResult
     from mp_lstm.training.fit import FitResult
     from mp_lstm.training.setup import Setup
+
+OTHER_SCORES = "pass another file as --per-token"  # what helps where scores cannot be written
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,16 +70,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             print(end="", flush=True)  # here, where it is handled that it cannot be
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        _drop_output()
         return 1
     except InputError as error:
-        print(f"mp-lstm: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return launch.leave(2)
+        return _refused(str(error))
     except KeyboardInterrupt:
         print("mp-lstm: interrupted", file=sys.stderr)
         return launch.leave(1)
+    except OSError as error:
+        if isinstance(error.filename, str):  # the system refuses a path: its rights, its name, its disk
+            return _refused(f"{error.filename} cannot be used ({error.strerror}): mend that, or pass another path")
+        if _output_fails():
+            _drop_output()
+            return _refused(f"standard output cannot be written ({error.strerror or error}): send it elsewhere")
+        launch.fail(error)
     except Exception as error:  # of any kind: peers would wait; raised again where there are none
         launch.fail(error)
+
+
+def _refused(message: str) -> int:
+    """Ends with one line."""
+    print(f"mp-lstm: error: {' '.join(message.split())}", file=sys.stderr)
+    return launch.leave(2)
+
+
+def _output_fails() -> bool:
+    """Whether it was standard output that failed: what it could not take it still holds."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Takes what Python flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
@@ -100,6 +129,10 @@ def _run(words: list[str]) -> int:
     if unknown:
         flags = [*args.flags, *(fields if args.configured else ())]
         raise InputError(f"{unknown[0]} is unknown to {args.command}: {suggest_flag(unknown[0], flags)}")
+    if strangers := [word for word in overrides if not is_utf8(word)]:
+        raise InputError(
+            f"{strangers[0]!r} is not UTF-8, which config.toml is kept in: rename it, or make a link to it"
+        )
     args.overrides, args.inner = overrides, inner
     return args.run(args)
 
@@ -272,6 +305,8 @@ def _status(result: FitResult) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     config, vocabulary = saved_config(args.run_dir), saved_vocabulary(args.run_dir)
+    if args.per_token is not None:
+        _check_scores_file(args, config)
     launch.prepare(config.train.emulate_devices)
     if args.text is not None:
         return _evaluate_text(args, config, vocabulary)
@@ -281,13 +316,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mp_lstm.training.loop import epoch_of
     from mp_lstm.training.metrics import FILE, MetricsWriter
 
-    with _scores_file(args.per_token) as file:
-        setup = _setup(config, vocabulary)
-        restored = restore_best(setup.pipe, args.run_dir)
-        if file is None:
-            result = evaluate(setup, restored.state, args.split)
-        else:
-            result = _scored(setup.pipe, restored.state, getattr(setup.sources, args.split), vocabulary, file)
+    setup = _setup(config, vocabulary)
+    restored = restore_best(setup.pipe, args.run_dir)
+    if args.per_token is None:
+        result = evaluate(setup, restored.state, args.split)
+    else:
+        result = _scored(setup.pipe, restored.state, getattr(setup.sources, args.split), vocabulary, args.per_token)
     print(f"{args.split}: {_result_line(result)}")
     if args.split == "test":
         epoch = epoch_of(restored.notes.position)
@@ -301,18 +335,13 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _evaluate_text(args: argparse.Namespace, config: Config, vocabulary: Vocabulary) -> int:
     """Evaluates a text of the user's; the run's own is not needed."""
-    from mp_lstm.data import read_text
     from mp_lstm.training.checkpoint import restore_best
     from mp_lstm.training.score import text_source
 
-    scores = args.per_token
-    if args.text != "-" and scores is not None and scores.resolve() == Path(args.text).resolve():
-        raise InputError(f"--per-token {scores} is the text itself, it would be lost: pass another file")
-    text = read_text(sys.stdin if args.text == "-" else args.text, vocabulary)
+    text = _read_text(args.text, vocabulary)
     source = text_source(config, text)
-    with _scores_file(args.per_token) as file:
-        pipe = _pipe(config, vocabulary)
-        result = _scored(pipe, restore_best(pipe, args.run_dir).state, source, vocabulary, file)
+    pipe = _pipe(config, vocabulary)
+    result = _scored(pipe, restore_best(pipe, args.run_dir).state, source, vocabulary, args.per_token)
     unknown = int((text.tokens == vocabulary.unk).sum())
     name = "standard input" if args.text == "-" else args.text
     print(f"{name}: {_result_line(result)}, of which {unknown:,} are <unk>")
@@ -321,27 +350,46 @@ def _evaluate_text(args: argparse.Namespace, config: Config, vocabulary: Vocabul
     return 0
 
 
-def _scored(pipe: Pipeline, state: State, source: Any, vocabulary: Vocabulary, file: IO[str] | None) -> SplitResult:
+def _read_text(name: str, vocabulary: Vocabulary) -> Split:
+    """A text of the user's, a file or standard input."""
+    from mp_lstm.data import read_text
+
+    if name != "-":
+        return read_text(name, vocabulary)
+    try:
+        if sys.stdin is None:  # Python does not say that it may be
+            raise OSError("it is closed")
+        return read_text(sys.stdin, vocabulary)
+    except OSError as error:
+        raise InputError(
+            f"standard input cannot be read ({error.strerror or error}): pass a text on it, or a file"
+        ) from error
+
+
+def _scored(pipe: Pipeline, state: State, source: Any, vocabulary: Vocabulary, path: Path | None) -> SplitResult:
     """Evaluates a source token by token; writes the tokens where there is a file for them."""
     from mp_lstm.training.score import score, score_lines
 
     scores = score(pipe, state, source)
-    if file is not None:
-        file.writelines(score_lines(scores, vocabulary))
+    if path is not None:
+        with writing(path, OTHER_SCORES):
+            replace_lines(path, score_lines(scores, vocabulary))
     return scores.result
 
 
-@contextlib.contextmanager
-def _scores_file(path: Path | None) -> Iterator[IO[str] | None]:
-    """The file that tokens are written to, opened before the work."""
-    if path is None:
-        yield None
-        return
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}): pass another file as --per-token") from error
+def _check_scores_file(args: argparse.Namespace, config: Config) -> None:
+    """Refuses a file for scores that cannot be written, or that is read or another file of the run, before the work."""
+    path = args.per_token
+    kept = {
+        "the text itself": [] if args.text is None else [0 if args.text == "-" else args.text],
+        "a text of the run": text_files(config),
+        "a file of the run": own_files(args.run_dir),
+    }
+    for what, files in kept.items():
+        if is_one_of(path, files):
+            raise InputError(f"--per-token {path} is {what}, it would be lost: pass another file")
+    with writing(path, OTHER_SCORES):
+        check_replaceable(path)
 
 
 def _result_line(result: SplitResult) -> str:

@@ -5,6 +5,7 @@ Over 400 lines: the tables of mistakes are long, and all share the fixtures.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -27,7 +28,7 @@ from mp_lstm.training import timeline_plot
 from mp_lstm.training.config import Config, load
 from mp_lstm.training.fit import FitResult
 from mp_lstm.training.overrides import flag_types
-from mp_lstm.training.run_directory import fresh_directory
+from mp_lstm.training.run_directory import check_writable, fresh_directory, text_files
 
 TINY = """
 [data]
@@ -219,6 +220,77 @@ def test_scores_do_not_overwrite_the_text(copied: Path, refused: Callable[..., N
         "--per-token text/../text/test.txt is the text itself, it would be lost: pass another file",
     )
     assert (copied / "text" / "test.txt").read_bytes() == before
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("read", ["", " --text mine.txt"])
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("text/test.txt", "a text of the run"),
+        ("text/../text/train.txt", "a text of the run"),
+        ("link.txt", "a text of the run"),
+        ("runs/tiny-1/vocabulary.txt", "a file of the run"),
+        ("runs/tiny-1/config.toml", "a file of the run"),
+        ("runs/tiny-1/metrics.jsonl", "a file of the run"),
+        ("runs/tiny-1/loss.png", "a file of the run"),
+        ("runs/tiny-1/checkpoints/ABOUT", "a file of the run"),
+    ],
+)
+def test_scores_overwrite_nothing_of_the_run(
+    copied: Path, refused: Callable[..., None], read: str, file: str, what: str
+):
+    """Only --text was guarded: the test text of the run was emptied before it was read, its words lost."""
+    shutil.copy("text/test.txt", "mine.txt")
+    Path("runs/tiny-1/checkpoints/ABOUT").touch()
+    Path("runs/tiny-1/loss.png").touch()
+    os.link("text/valid.txt", "link.txt")
+    before = files_of(copied)
+    line = f"evaluate runs/tiny-1{read} --per-token {file}"
+    refused(line, f"--per-token {file} is {what}, it would be lost: pass another file")
+    assert files_of(copied) == before
+
+
+def test_the_texts_of_the_package_are_texts_of_a_run():
+    assert {path.name for path in text_files(load())} == {"train.txt.xz", "valid.txt.xz", "test.txt.xz"}
+
+
+def test_scores_may_lie_beside_what_is_read(copied: Path, run: Callable[..., Done]):
+    """As may those of an earlier evaluation, which are replaced."""
+    for file in ("text/test.scores.tsv", "runs/tiny-1/scores.tsv", "runs/tiny-1/scores.tsv"):
+        done = run("evaluate", "runs/tiny-1", "--per-token", file)
+        assert (done.status, Path(file).read_text().count("\t")) == (0, int(done.out.split()[-1]))
+
+
+def test_scores_do_not_overwrite_the_text_under_another_name(copied: Path, refused: Callable[..., None]):
+    """A hard link to the text was overwritten."""
+    shutil.copy("text/test.txt", "mine.txt")
+    os.link("mine.txt", "link.txt")
+    before = files_of(copied)
+    refused("evaluate runs/tiny-1 --text mine.txt --per-token link.txt", "--per-token link.txt is the text itself")
+    assert files_of(copied) == before
+
+
+@pytest.mark.parametrize("lost", ["runs/tiny-1/checkpoints", "text"])
+def test_a_refused_evaluation_leaves_the_scores_of_another(copied: Path, refused: Callable[..., None], lost: str):
+    """They were emptied before the work."""
+    Path("scores.tsv").write_text("old")
+    shutil.rmtree(lost)
+    before = files_of(copied)
+    refused("evaluate runs/tiny-1 --per-token scores.tsv", lost)
+    assert files_of(copied) == before
+
+
+def test_scores_on_standard_output(copied: Path, capfd: pytest.CaptureFixture[str]):
+    """It is not replaced by a file."""
+    assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "scores.tsv"]) == 0
+    capfd.readouterr()
+    assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "/dev/stdout"]) == 0
+    *lines, result = capfd.readouterr().out.splitlines(keepends=True)
+    assert ("".join(lines), result[:6]) == (Path("scores.tsv").read_text(), "test: ")
 
 
 def test_a_run_goes_on_longer_and_on_other_stages(copied: Path, run: Callable[..., Done]):
@@ -504,6 +576,96 @@ def test_a_mistake_about_a_run_is_one_line(copied: Path, refused: Callable[..., 
     refused(line, message)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generate {}",
+        "evaluate {}",
+        "evaluate runs/tiny-1 --text {}",
+        "evaluate runs/tiny-1 --per-token {}",
+        "generate runs/tiny-1 --prompts {}",
+        "train tiny.toml --run-dir {}",
+        "train tiny.toml --run-dir {} --resume",
+        "train {}",
+        "plan tiny.toml --data.source {}",
+        "plan tiny.toml --plot {}.png",
+        "timeline tiny.toml --out {}",
+    ],
+)
+def test_a_name_that_the_system_refuses_is_one_line(copied: Path, refused: Callable[..., None], line: str):
+    """That a path cannot even be looked for left with a traceback."""
+    before = files_of(copied)
+    refused(line.format("a" * 300), "File name too long")
+    assert files_of(copied) == before
+
+
+def test_a_run_directory_that_the_system_refuses_is_bad_input():
+    """Of several processes the first one looks at it, and tells the others of an `InputError` only: they waited."""
+    for look in (lambda path: fresh_directory(path, "tiny"), check_writable):
+        with pytest.raises(
+            InputError, match=r"cannot be written \(File name too long\): make room for it, or pass ano"
+        ):
+            look(Path("a" * 300))
+
+
+def test_a_place_that_may_not_be_looked_into_is_one_line(
+    copied: Path, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    """So did a run in a directory without rights to it."""
+
+    def locked(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", locked)
+    message = "runs/tiny-1/config.toml cannot be used (Permission denied): mend that, or pass another path"
+    for line in ("evaluate runs/tiny-1", "generate runs/tiny-1", "train --resume --run-dir runs/tiny-1"):
+        refused(line, message)
+
+
+def test_a_closed_standard_input_is_one_line(
+    copied: Path, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    """`--text - <&-` ended in an AttributeError."""
+    monkeypatch.setattr("sys.stdin", None)
+    refused(
+        "evaluate runs/tiny-1 --text -", "standard input cannot be read (it is closed): pass a text on it, or a file"
+    )
+
+
+def test_a_standard_input_that_cannot_be_read_is_one_line(
+    copied: Path, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    with os.fdopen(os.open("new", os.O_WRONLY | os.O_CREAT), "rb") as stream:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream))
+        message = "standard input cannot be read (Bad file descriptor): pass a text on it, or a file"
+        refused("evaluate runs/tiny-1 --text -", message)
+
+
+def test_a_value_that_no_configuration_can_hold(place: Path, refused: Callable[..., None]):
+    """The run had begun: its config.toml.new was left, and the directory refused from then on."""
+    shutil.copytree("text", "c\udce9orp")
+    before = files_of(place)
+    refused("train tiny.toml --run-dir new --data.source c\udce9orp", "'c\\udce9orp' is not UTF-8")
+    refused("train tiny.toml --run-dir new --data.source=c\udce9orp", "'--data.source=c\\udce9orp' is not UTF-8")
+    assert files_of(place) == before
+    assert not Path("new").exists()
+
+
+def test_a_run_directory_that_checkpoints_cannot_be_written_to(
+    copied: Path, refused: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    """Its name was found to be no UTF-8 after the first epoch, by Orbax, in hundreds of lines."""
+    message = "is not UTF-8, which checkpoints need: rename it, or pass another run directory"
+    refused("train tiny.toml --run-dir r\udce9", f"/r\\udce9' {message}")
+    shutil.copy("tiny.toml", "c\udce9.toml")
+    refused("train c\udce9.toml", f"/runs/c\\udce9-1' {message}")
+    shutil.move("runs/tiny-1", "r\udce9")
+    for line in ("evaluate r\udce9", "generate r\udce9", "train tiny.toml --resume --run-dir r\udce9"):
+        refused(line, f"/r\\udce9' {message}")
+    monkeypatch.chdir("r\udce9")
+    refused("generate .", f"/r\\udce9' {message}")
+
+
 def test_an_unknown_word_of_a_prompt(copied: Path, refused: Callable[..., None]):
     refused("generate runs/tiny-1 --prompt zebra", "zebra")
 
@@ -555,6 +717,17 @@ def test_nobody_reads_what_is_printed(place: Path):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_no_room_for_what_is_printed(place: Path):
+    """`mp-lstm generate RUN > /dev/full` ended in a traceback."""
+    with open("/dev/full", "w") as full:
+        done = process_of(
+            place, "-m", "mp_lstm", "--version", capture_output=False, stdout=full, stderr=subprocess.PIPE
+        )
+    message = "mp-lstm: error: standard output cannot be written (No space left on device): send it elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
 def test_a_word_that_the_terminal_cannot_show(place: Path):
     """It ended in a UnicodeEncodeError."""
     text = "import sys; from mp_lstm import cli; cli._run = lambda _: print('caf\\xe9'); sys.exit(cli.main())"
@@ -568,6 +741,15 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, run:
 
     monkeypatch.setattr(cli, "load", broken)
     with pytest.raises(ZeroDivisionError):
+        run("plan")
+
+
+def test_a_system_error_without_a_path_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Done]):
+    def broken(*_: Any) -> Config:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(cli, "load", broken)
+    with pytest.raises(OSError, match="Bad file descriptor"):
         run("plan")
 
 

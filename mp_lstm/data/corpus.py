@@ -31,7 +31,7 @@ from mp_lstm.data.vocabulary import EOS, UNK, Vocabulary, build_vocabulary, how_
 from mp_lstm.errors import InputError
 
 SPLITS = ("train", "valid", "test")
-_FILE_NAME = re.compile(r"(?:.+[._-])?(train|valid|test)\.(?:txt|tokens)(?:\.xz|\.gz)?")
+FILE_NAME = re.compile(r"(?:.+[._-])?(train|valid|test)\.(?:txt|tokens)(?:\.xz|\.gz)?")
 _AUSTEN_SHA256 = {
     "train": "acd83a798025facc1bd5057437333c1f41e67e8700593c697e69aa1d632d2b10",
     "valid": "73d6ef1da471abe88758e87e4c612bbb3efe1a5116617c29ea5343017b50af09",
@@ -202,7 +202,7 @@ def _verified(path: Path, checksum: str) -> Stream[bytes]:
 def _find_splits(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise InputError(f"{folder} is no directory: pass one with train, valid and test text, or 'austen'")
-    matches = [(match[1], path) for path in sorted(folder.iterdir()) if (match := _FILE_NAME.fullmatch(path.name))]
+    matches = [(match[1], path) for path in sorted(folder.iterdir()) if (match := FILE_NAME.fullmatch(path.name))]
     found = {split: [path for name, path in matches if name == split] for split in SPLITS}
     for split, paths in found.items():
         if not paths:

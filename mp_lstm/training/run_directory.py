@@ -1,6 +1,6 @@
 """The directory of a run: whether it may be a new one, and what an old one holds.
 
-It holds config.toml (the configuration in full), vocabulary.txt, metrics.jsonl and checkpoints/.
+It holds config.toml (the configuration in full), vocabulary.txt, metrics.jsonl, checkpoints/ and, in the end, loss.png.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import tempfile
 from operator import attrgetter
 from pathlib import Path
 
-from mp_lstm.data import Vocabulary
+from mp_lstm.data import Vocabulary, corpus
 from mp_lstm.errors import InputError
 from mp_lstm.training.config import Config, load_saved
-from mp_lstm.training.files import writing
+from mp_lstm.training.files import is_utf8, writing
 
 CONFIG, VOCABULARY = "config.toml", "vocabulary.txt"
 RUN_FILES = {"metrics.jsonl", "checkpoints"}  # what else shows that a directory is a run's
@@ -25,10 +25,12 @@ def fresh_directory(run_dir: Path | None, name: str) -> Path:
         number = 1
         while (path := Path("runs", f"{name}-{number}")).exists():
             number += 1
+        _check_name(path)
         return path
-    if run_dir.is_file():
-        raise InputError(f"{run_dir} is a file: pass a directory as --run-dir")
+    _check_name(run_dir)
     with writing(run_dir):
+        if run_dir.is_file():
+            raise InputError(f"{run_dir} is a file: pass a directory as --run-dir")
         held = {path.name for path in run_dir.iterdir()} if run_dir.exists() else set()
     if CONFIG in held:
         raise InputError(f"{run_dir} holds another run: pass --resume to go on with it, or another --run-dir")
@@ -40,7 +42,8 @@ def fresh_directory(run_dir: Path | None, name: str) -> Path:
 
 def check_writable(run_dir: Path) -> None:
     """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work."""
-    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    with writing(run_dir):
+        made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         with writing(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -54,6 +57,7 @@ def check_writable(run_dir: Path) -> None:
 
 def saved_config(run_dir: Path) -> Config:
     """The configuration of a run."""
+    _check_name(run_dir)
     if (run_dir / CONFIG).is_file():
         return load_saved(run_dir / CONFIG)
     if any((run_dir / name).exists() for name in RUN_FILES):
@@ -64,6 +68,28 @@ def saved_config(run_dir: Path) -> Config:
 def saved_vocabulary(run_dir: Path) -> Vocabulary:
     """The words of a run."""
     return Vocabulary.load(run_dir / VOCABULARY)
+
+
+def _check_name(run_dir: Path) -> None:
+    """Refuses a directory that the library of checkpoints cannot name; it would find that out when it writes them."""
+    name = str(run_dir.absolute())
+    if not is_utf8(name):
+        raise InputError(f"{name!r} is not UTF-8, which checkpoints need: rename it, or pass another run directory")
+
+
+def own_files(run_dir: Path) -> list[Path]:
+    """The files of a run, whether or not they are there: what a user keeps beside them is none."""
+    named = [CONFIG, VOCABULARY, *RUN_FILES, "loss.png"]
+    return [*(run_dir / name for name in named), *(run_dir / "checkpoints").rglob("*")]
+
+
+def text_files(config: Config) -> list[Path]:
+    """The files of a run's text, of all splits; none where they cannot be found any more."""
+    folder = Path(corpus.__file__).parent if config.data.source == "austen" else Path()
+    try:
+        return [path for path in (folder / config.data.source).iterdir() if corpus.FILE_NAME.fullmatch(path.name)]
+    except OSError:
+        return []
 
 
 def check_same_run(saved: Config, config: Config, run_dir: Path) -> None:
