@@ -250,8 +250,8 @@ def _train(args: argparse.Namespace) -> int:
     def begun() -> str:
         with writing(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
-            save(resolved(setup), run_dir / CONFIG)
             setup.corpus.vocabulary.save(run_dir / VOCABULARY)
+            save(resolved(setup), run_dir / CONFIG)  # the last: with it there is a run, which can be resumed
         return f"run directory: {run_dir}"
 
     print(by_the_first(begun))

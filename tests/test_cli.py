@@ -778,3 +778,12 @@ def test_a_process_of_its_own(place: Path):
         "mp-lstm: error: [pipeline] 3 stages for 2 devices: use fewer stages, or emulate more devices with "
         "--train.emulate_devices 3\n"
     )
+
+
+def test_a_run_that_could_not_write_its_configuration_leaves_the_directory_free(tmp_path: Path) -> None:
+    """A disk that was full after config.toml and before vocabulary.txt left what neither began anew nor resumed."""
+    (tmp_path / "vocabulary.txt").write_text("<eos>\n")
+    assert fresh_directory(tmp_path, "austen") == tmp_path
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other files: pass another --run-dir"):
+        fresh_directory(tmp_path, "austen")

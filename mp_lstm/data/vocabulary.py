@@ -9,6 +9,7 @@ A word is what stands between white space; there is no tokenizer here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -138,10 +139,13 @@ class Vocabulary:
         return " ".join(self._word(int(index)) for index in ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the words to a file, one a line in the order of their ids.
+        """Writes the words to a file, one a line in the order of their ids; as a whole or not at all.
 
         Args:
           path: the file; it is replaced.
+
+        Raises:
+          OSError: it cannot be written.
 
         Example:
           >>> import tempfile
@@ -150,7 +154,15 @@ class Vocabulary:
           ...     Vocabulary.load(f"{folder}/vocabulary.txt").words
           ('<eos>', 'the')
         """
-        Path(path).write_bytes("".join(f"{word}\n" for word in self.words).encode())
+        path = Path(path)
+        temporary = path.with_name(f"{path.name}.new")
+        try:
+            temporary.write_bytes("".join(f"{word}\n" for word in self.words).encode())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:

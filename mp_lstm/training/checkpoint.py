@@ -3,8 +3,8 @@
     run_dir/checkpoints/<step>/
       state   arrays of parameters, optimiser states and carried state, named by placement row
       state-I of several processes, the arrays of process I in its place (`parts`)
-      about   JSON: the rows and their shapes; step, batches, rate, key; the run's own notes (`Notes`); and the sizes of
-              the files of `state`, by which a damaged checkpoint is known before it is read
+      about   JSON: the rows and their shapes; step, batches, rate, key; the run's own notes (`Notes`); sizes and
+              digests, by which a damaged checkpoint is known before it is read (`training.about`)
 
 Arrays belong to rows, not to stages, so a checkpoint moves to any partition and any devices: each array goes straight
 from its stage's device to the file, and from the file to the device of the stage that owns its row now. What stages
@@ -15,6 +15,8 @@ leaves those before it as they were. The last two are kept, and the one with the
 
 Which one that is stands in the notes of the last checkpoint, and nowhere else. A run may validate a step that it has
 saved before; saving it again replaces its notes, so they always tell of the best validation there was.
+
+Over 400 lines: what is said where saving or restoring fails stands beside either.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,17 +40,24 @@ from mp_lstm.errors import InputError
 from mp_lstm.runtime import Pipeline, State, processes
 from mp_lstm.runtime.placement import Tree, elsewhere, is_here, structs
 from mp_lstm.training import parts
-from mp_lstm.training.files import replace_text, writing
+from mp_lstm.training.about import (
+    ABOUT,
+    DAMAGE,
+    FORMAT,
+    found_files,
+    key_of,
+    noted_files,
+    read_whole,
+    write_about,
+)
+from mp_lstm.training.files import writing
 from mp_lstm.training.notes import Notes, notes_from_json
 from mp_lstm.training.rows import rows_of, tree_of, unflattened
 
 FOLDER = "checkpoints"
 KEPT = 2
-FORMAT = 1
 UNFINISHED = ".orbax-checkpoint-tmp"  # as orbax marks what it has not finished
-ABOUT = "about/metadata"  # where orbax keeps the part `about`
-# What reading a damaged checkpoint raises: files that are missing, cut or garbled, names that are not there.
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 RunDir = str | os.PathLike[str]
 
@@ -63,18 +73,21 @@ def steps(run_dir: RunDir) -> list[int]:
     """The steps of the checkpoints of a run, in order; unfinished ones do not count.
 
     Raises:
-      InputError: something that is no directory stands in their place.
+      InputError: something that is no directory stands in their place, or it cannot be read.
 
     Example:
       >>> steps("no such directory")
       []
     """
     folder = _folder(run_dir)
-    if not folder.exists():
-        return []
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file, wanted the directory of the checkpoints: move it away")
-    return sorted(ocp.utils.checkpoint_steps(folder))
+    try:
+        if not folder.exists():
+            return []
+        if not folder.is_dir():
+            raise InputError(f"{folder} is a file, wanted the directory of the checkpoints: move it away")
+        return sorted(ocp.utils.checkpoint_steps(folder))
+    except OSError as error:
+        raise _unreadable(folder, error) from error
 
 
 def latest(run_dir: RunDir) -> int | None:
@@ -102,7 +115,7 @@ def best(run_dir: RunDir) -> int | None:
     if not found:
         return None
     notes = _notes(_about(run_dir, found[-1]), found)
-    return notes.best.step if notes.best else found[-1]
+    return notes.tested.step if notes.tested else found[-1]
 
 
 def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
@@ -133,11 +146,13 @@ def save(run_dir: RunDir, pipe: Pipeline, state: State, notes: Notes) -> None:
         processes.by_the_first(lambda: _finish_parts(run_dir, about, notes))
         return
     with _writing(run_dir), _manager(run_dir, write=True) as manager:
-        if state.step not in manager.all_steps():
+        path, files = _path(run_dir, state.step), None
+        if state.step in manager.all_steps():
+            files = noted_files(path)
+        else:
             args = ocp.args.Composite(state=ocp.args.StandardSave(tree_of(state)), about=ocp.args.JsonSave(about))
             manager.save(state.step, args=args, force=True)
-        about["files"] = _sizes(_path(run_dir, state.step))
-        replace_text(_path(run_dir, state.step) / ABOUT, json.dumps(about))
+        write_about(path, about, files or found_files(path))
         for step in _superfluous(manager.all_steps(), notes):
             manager.delete(step)
 
@@ -172,11 +187,12 @@ def _finish_parts(run_dir: RunDir, about: dict[str, Any], notes: Notes) -> str:
     """Makes a checkpoint of the parts that all processes have written, by giving it its name."""
     step = about["step"]
     with _writing(run_dir):
-        path = _unfinished(run_dir, step)
+        path, files = _unfinished(run_dir, step), None
         if not path.exists():  # it has been saved before
             path = _path(run_dir, step)
+            files = noted_files(path)
         (path / ABOUT).parent.mkdir(exist_ok=True)
-        replace_text(path / ABOUT, json.dumps({**about, "files": _sizes(path)}))
+        write_about(path, about, files or found_files(path))
         path.rename(_path(run_dir, step))
         for old in _superfluous(steps(run_dir), notes):
             shutil.rmtree(_path(run_dir, old))
@@ -206,20 +222,22 @@ def restore(pipe: Pipeline, run_dir: RunDir, step: int | None = None) -> Restore
         what = f"no checkpoint of step {step}, only of {found}" if found else "no checkpoint"
         raise InputError(f"{_folder(run_dir)} has {what}: train first, or pass the directory of another run")
     step = found[-1] if step is None else step
+    processes.by_the_first(lambda: str(_about(run_dir, step, contents=True)["step"]))  # it reads all the files
     about = _about(run_dir, step)
     _check(pipe, about, _path(run_dir, step))
     wanted = _abstract_state(pipe, carries=about["carries"])
     try:
         arrays = _arrays(run_dir, step, tree_of(wanted))
-    except _DAMAGE as error:  # of a kind that leaves the sizes as they were
-        raise _damaged(run_dir, step, error) from error
+    except Exception as error:  # of a kind that leaves the sizes as they were, where there are no digests
+        if not isinstance(error, DAMAGE) and type(error) is not Exception:  # orbax raises that one for arrays
+            raise
+        raise _explained(run_dir, step, error) from error
     rows = rows_of(wanted)
-    key = jax.random.wrap_key_data(jax.device_put(np.asarray(about["key"], np.uint32)), impl=about["key_impl"])
     state = pipe.restore(
         unflattened(rows["params"], arrays["params"]),
         unflattened(rows["optimizer"], arrays["optimizer"]),
         carry=unflattened(rows["carry"], arrays["carry"]) if about["carries"] else None,
-        key=key,
+        key=key_of(about),
         step=about["step"],
         batches=about["batches"],
         rate=about["rate"],
@@ -272,13 +290,34 @@ def _manager(run_dir: RunDir, *, write: bool = False) -> Iterator[ocp.Checkpoint
 @contextlib.contextmanager
 def _writing(run_dir: RunDir) -> Iterator[None]:
     """As `writing`, for arrays too: orbax has them written by a library whose errors are no `OSError`s."""
+    for name in ("absl", "asyncio"):  # for good: what was being written besides fails later, up to the process's end
+        logging.getLogger(name).addFilter(_is_news)
     with writing(_folder(run_dir)):
         try:
             yield
         except ValueError as error:
-            if "Error writing" not in str(error):
+            if not _is_refusal(error):
                 raise
-            raise OSError(str(error)[:200]) from error
+            raise _of_the_system(error) from error
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record tells of anything but refusals: the user gets one line of them, orbax would log hundreds."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, OSError) or _is_refusal(error))
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether tensorstore says that the system does not let it write."""
+    if not isinstance(error, ValueError) or isinstance(error, InputError):
+        return False
+    return re.search(r"os_error_code|RESOURCE_EXHAUSTED|(Error|Failed) writing", str(error)) is not None
+
+
+def _of_the_system(error: Exception) -> Exception:
+    """The `OSError` that tensorstore, by which orbax reads and writes arrays, tells of in words."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error)[:200])
 
 
 def _superfluous(found: Iterable[int], notes: Notes) -> list[int]:
@@ -291,43 +330,39 @@ def _path(run_dir: RunDir, step: int) -> Path:
     return _folder(run_dir) / str(step)
 
 
-def _sizes(path: Path) -> dict[str, int]:
-    """Bytes of each file that holds arrays of a checkpoint."""
-    files = sorted(file for part in path.glob("state*") for file in part.rglob("*") if file.is_file())
-    return {str(file.relative_to(path)): file.stat().st_size for file in files}
-
-
-def _about(run_dir: RunDir, step: int) -> dict[str, Any]:
-    """What a checkpoint tells of itself, if it is whole."""
+def _about(run_dir: RunDir, step: int, *, contents: bool = False) -> dict[str, Any]:
+    """What a checkpoint tells of itself, if it is whole, as far as `read_whole` looks."""
     path = _path(run_dir, step)
     try:
-        about = _whole(path)
-        found = about["format"]
-    except _DAMAGE as error:
-        raise _damaged(run_dir, step, error) from error
-    if found != FORMAT:
-        raise InputError(f"{path} has format {found}, this version reads {FORMAT}: use the version it is of")
+        about = read_whole(path, contents=contents)
+    except DAMAGE as error:
+        raise _explained(run_dir, step, error) from error
+    if about["format"] != FORMAT:
+        raise InputError(f"{path} has format {about['format']}, this version reads {FORMAT}: use the version it is of")
     return about
 
 
-def _whole(path: Path) -> dict[str, Any]:
-    """The part `about` of a checkpoint; fails where a file of it or of the arrays is damaged."""
-    about = json.loads((path / ABOUT).read_bytes())
-    found = _sizes(path)
-    for name, size in about.get("files", {}).items():  # none: the run was killed before it could note them
-        if found.get(name) != size:
-            raise ValueError(f"{name} has {found.get(name, 0):,} of {size:,} bytes")
-    return about
+def _explained(run_dir: RunDir, step: int, error: Exception) -> InputError:
+    """What is wrong with a checkpoint that could not be read: what the system refuses is no damage."""
+    refusal = _of_the_system(error) if "os_error_code" in str(error) else error
+    if isinstance(refusal, OSError) and not isinstance(refusal, _GONE):
+        return _unreadable(_path(run_dir, step), refusal)
+    return _damaged(run_dir, step, error)
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    remedy = "give this user the right to read it" if isinstance(error, PermissionError) else "mend that and try again"
+    return InputError(f"{path} cannot be read ({error.strerror or error}): {remedy}")
 
 
 def _damaged(run_dir: RunDir, step: int, error: Exception) -> InputError:
     """What is wrong with a checkpoint, and what there is beside it."""
     whole = []
     for other in steps(run_dir):
-        with contextlib.suppress(*_DAMAGE):
-            _whole(_path(run_dir, other))
-            whole += [other] if other != step else []
-    reason = f"{type(error).__name__}: {error}"[:200]
+        with contextlib.suppress(*DAMAGE):
+            if other != step and read_whole(_path(run_dir, other), contents=True)["format"] == FORMAT:
+                whole.append(other)
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     remedy = (
         f"delete or move it, to use step {whole[-1]} instead (whole: {', '.join(map(str, whole))})"
         if whole

@@ -85,7 +85,7 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
     run_dir = Path(run_dir)
     processes.by_the_first(lambda: _check_directory(run_dir, resume))
     state, notes = _begin(setup, run_dir)
-    total = _total(setup)
+    total = _total(setup, state.step, notes)
     keep = notes.metrics_size if resume else None
     with metrics_writer(run_dir / FILE, keep=keep) as writer:
         writer.write("start", **_start(setup))
@@ -166,10 +166,14 @@ def _begin(setup: Setup, run_dir: Path) -> Restored:
     return Restored(setup.pipe.init(jax.random.key(setup.config.train.seed)), Notes())
 
 
-def _total(setup: Setup) -> int:
-    """Updates of the run."""
-    train = setup.config.train
-    total = train.epochs * -(-setup.sources.train.num_batches() // setup.pipe.every_k)
+def _total(setup: Setup, done: int, notes: Notes) -> int:
+    """Updates of the run: those that are done, and as many as the batches from there on make."""
+    train, batches, every_k = setup.config.train, setup.sources.train.num_batches(), setup.pipe.every_k
+    epoch, index = notes.position
+    epochs = train.epochs - epoch
+    total = done
+    if epochs > 0:
+        total += -(-(batches - index) // every_k) + (epochs - 1) * -(-batches // every_k)
     return total if train.max_steps is None else min(total, train.max_steps)
 
 

@@ -187,15 +187,16 @@ class Trainer:
         """Ends the run: the last validation, checkpoint and line of metrics.
 
         A run that goes on from here later should be as if it had not stopped. So the checkpoint does not know of a
-        validation, nor of a line, that are only here because the run ends. Which parameters are best it does know,
-        though its step may have been saved before: when a run was killed or stopped after it, and went on to end there.
+        validation, nor of a line, that are only here because the run ends: the validation is noted apart, to tell which
+        parameters are best, and its step may have been saved before, by a run that was killed after it or told to stop.
         """
         self._read()
         self._compile(self._warm_up.before_evaluation)  # also where no validation is left, there is the test
-        before, (valid, best) = self.notes._replace(metrics_size=self._writer.size), (self.notes.valid, self.notes.best)
-        if best is None or valid is None or valid.step != self.state.step:
+        saved, valid = self.notes._replace(metrics_size=self._writer.size), self.notes.valid
+        if self.notes.best is None or valid is None or valid.step != self.state.step:
             self._validate(judge=False)
-        self._save(before._replace(best=self.notes.best))
+            saved = saved._replace(at_end=self.notes.valid)
+        self._save(saved)
         if self.notes.sums.tokens:
             self._log()
 
@@ -212,7 +213,7 @@ class Trainer:
         state, metrics = pipe.step(dataclasses.replace(self.state, rate=rate), window)
         self.state = dataclasses.replace(state, rate=lasting)
         self._read()
-        self.notes = self.notes._replace(position=after)
+        self.notes = self.notes._replace(position=after, at_end=None)
         learning_rate = self._setup.learning_rate(update) * rate
         signal = processes.largest(number)
         self._unread = _Unread(self.state.step, epoch_of(after), learning_rate, metrics, signal)

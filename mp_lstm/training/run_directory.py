@@ -34,7 +34,7 @@ def fresh_directory(run_dir: Path | None, name: str) -> Path:
         held = {path.name for path in run_dir.iterdir()} if run_dir.exists() else set()
     if CONFIG in held:
         raise InputError(f"{run_dir} holds another run: pass --resume to go on with it, or another --run-dir")
-    if held:
+    if held - {VOCABULARY}:  # that alone is left by a run that came to no more
         what = f"a run that has lost its {CONFIG}" if held & RUN_FILES else "other files"
         raise InputError(f"{run_dir} holds {what}: pass another --run-dir")
     return run_dir

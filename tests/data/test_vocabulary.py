@@ -1,6 +1,8 @@
 """Words and ids: the order, unknown words, and what a file keeps."""
 
+import errno
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,6 +62,28 @@ def test_a_saved_vocabulary_is_the_same(tmp_path_factory, found):
     path = tmp_path_factory.mktemp("run") / "vocabulary.txt"
     vocabulary.save(path)
     assert Vocabulary.load(path) == vocabulary
+
+
+def test_a_vocabulary_on_a_full_disk_is_not_half_of_one(tmp_path, monkeypatch):
+    """It was written in place: what fitted stayed there, and was no vocabulary, or one with half a word at its end."""
+    path = tmp_path / "vocabulary.txt"
+    write = Path.write_bytes
+
+    def full(self, data):
+        write(self, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        Vocabulary((EOS, "so", "it", "is")).save(path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    Vocabulary((EOS, "so")).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["vocabulary.txt"]
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        Vocabulary((EOS, "so", "it", "is")).save(path)
+    assert Vocabulary.load(path).words == (EOS, "so")
 
 
 def test_is_immutable():

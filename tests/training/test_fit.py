@@ -316,7 +316,7 @@ def test_the_last_step_may_be_the_best_though_it_was_saved_before_it_was_validat
     assert result.best is not None
     assert result.best.step == checkpoint.best(tmp_path) == 18
     best = checkpoint.restore(second.pipe, tmp_path, checkpoint.best(tmp_path))
-    assert best.notes.best == result.best
+    assert best.notes.tested == result.best
     assert evaluate(second, best.state, "test") == result.test
 
 

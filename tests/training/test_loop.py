@@ -116,6 +116,33 @@ def test_a_run_killed_as_it_stops_early_keeps_that_it_did(tiny: Tiny, tmp_path: 
     assert events(tmp_path, "stop") == [{"event": "stop", "step": 30, "epoch": 3, "waited": 1}]
 
 
+def test_a_validation_that_the_end_of_a_run_made_is_nothing_to_those_that_follow(
+    tiny: Tiny, tmp_path: Path, monkeypatch
+) -> None:
+    """It was kept as the best there was, so the next one was no better: the run that went on stopped early."""
+    said = (1.0, 0.9, 0.8, 0.7)
+    setup = tiny(train={"epochs": 4, "patience": 1})
+    say(monkeypatch, *said)
+    whole = fit(setup, tmp_path / "whole")
+    say(monkeypatch, *said[:2], 0.1, *said[2:])  # 0.1 is there because the first part ends
+    parts = tmp_path / "parts"
+    first = fit(setup._replace(config=config_of(setup, max_steps=23)), parts)
+    assert first.best is not None
+    assert first.best.step == checkpoint.best(parts) == 23, "what the run found is tested, and written with"
+    again = fit(setup, parts, resume=True)
+    assert (again.steps, again.best, again.test) == (whole.steps, whole.best, whole.test)
+    assert events(tmp_path / "whole", "train", "valid", "test") == events(parts, "train", "valid", "test")
+
+
+def test_another_every_k_on_resuming_still_trains_on_every_batch(tiny: Tiny, tmp_path: Path) -> None:
+    """Updates of both kinds were counted as one: the second epoch was cut to what was left of half as many."""
+    first = fit(tiny(train={"epochs": 1}), tmp_path)
+    assert first.steps == 10
+    other = tiny(train={"epochs": 3}, optimizer={"every_k": 3})
+    assert fit(other, tmp_path, resume=True).steps == 10 + 4 + 4
+    assert events(tmp_path, "valid")[-1]["epoch"] == 3
+
+
 # --- random lengths ---
 
 RANDOM = {"mode": "contiguous", "length": 10, "random_length": 10, "batch_size": 2}
