@@ -41,30 +41,21 @@ def test_options_that_optax_does_not_take(words: str, message: str) -> None:
         ("warmup_cosine_decay_schedule", "warmup_steps 5"),
         ("cosine_decay_schedule", "decay_steps 0"),
         ("warmup_constant_schedule", f"warmup_steps {10**12}"),
+        ("cosine_onecycle_schedule", "div_factor 0"),
+        ("cosine_onecycle_schedule", "final_div_factor 0"),
+        ("linear_onecycle_schedule", "div_factor 0"),
+        ("linear_onecycle_schedule", "final_div_factor 0"),
     ],
 )
 def test_rates_that_optax_does_not_take(schedule: str, options: str) -> None:
-    """A warm-up longer than the run, nothing to decay over, more than can be counted."""
+    """A warm-up longer than the run, nothing to decay over, more than can be counted; dividing by zero raised."""
     config = config_of(f"--train.epochs 1 --optimizer.rate_schedule {schedule} --optimizer.rate_options {options}")
     name, value = options.split()
     message = (
-        rf"optimizer.rate_options is {name} = {value}, which optax does not take for {schedule}, in a run of 3 upd"
+        rf"^optimizer.rate_options is {name} = {value}, which optax does not take for {schedule}, in a run of 3 upd"
     )
     with pytest.raises(InputError, match=message):
         make_schedule(config, 3)
-
-
-@pytest.mark.parametrize("options", ["div_factor 0", "final_div_factor 0"])
-@pytest.mark.parametrize("schedule", ["cosine_onecycle_schedule", "linear_onecycle_schedule"])
-def test_rates_that_are_divided_by_zero(schedule: str, options: str) -> None:
-    """They ended in a traceback."""
-    config = config_of(f"--optimizer.rate_schedule {schedule} --optimizer.rate_options {options}")
-    name, value = options.split()
-    message = (
-        rf"^optimizer.rate_options is {name} = {value}, which optax does not take for {schedule}, in a run of 30 upd"
-    )
-    with pytest.raises(InputError, match=message):
-        make_schedule(config, 10)
 
 
 @pytest.mark.parametrize(
