@@ -138,7 +138,7 @@ def _taking_the_place(temporary: Path, path: Path) -> Iterator[None]:
     try:
         yield
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # an interrupt too leaves no file behind; raised again
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise

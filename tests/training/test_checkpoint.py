@@ -1,4 +1,7 @@
-"""Checkpoints: what is saved comes back, on any partition; what is broken or foreign does not."""
+"""Checkpoints: what is saved comes back, on any partition; what is broken or foreign does not.
+
+Over 400 lines: every way to damage a checkpoint is held against the same saved ones.
+"""
 
 from __future__ import annotations
 
