@@ -9,7 +9,6 @@ A word is what stands between white space; there is no tokenizer here.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from mp_lstm.data.checks import integer
+from mp_lstm.data.replacing import taking_the_place
 from mp_lstm.errors import InputError
 
 EOS = "<eos>"
@@ -156,13 +156,8 @@ class Vocabulary:
         """
         path = Path(path)
         temporary = path.with_name(f"{path.name}.new")
-        try:
+        with taking_the_place(temporary, path):
             temporary.write_bytes("".join(f"{word}\n" for word in self.words).encode())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:

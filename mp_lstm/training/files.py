@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from mp_lstm.data.replacing import taking_the_place
 from mp_lstm.errors import InputError
 
 
@@ -53,7 +54,7 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.new")
-    with writing(path), _taking_the_place(temporary, path):
+    with writing(path), taking_the_place(temporary, path):
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -78,7 +79,7 @@ def replace_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
         return
     path = Path(os.path.realpath(path))  # not a link to it
     temporary = path.with_name(f".{secrets.token_hex(8)}.new")  # the user has no file of this name
-    with _taking_the_place(temporary, path):
+    with taking_the_place(temporary, path):
         with temporary.open("x", encoding="utf-8") as file:
             file.writelines(lines)
         if path.exists():
@@ -130,18 +131,6 @@ def is_utf8(name: str) -> bool:
       (True, False)
     """
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-@contextlib.contextmanager
-def _taking_the_place(temporary: Path, path: Path) -> Iterator[None]:
-    """The temporary file becomes the other after this context; if that fails it is taken away."""
-    try:
-        yield
-        temporary.replace(path)
-    except BaseException:  # an interrupt too leaves no file behind; raised again
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _is_replaced(path: str | os.PathLike[str]) -> bool:
