@@ -31,7 +31,8 @@ from mp_lstm.data.vocabulary import EOS, UNK, Vocabulary, build_vocabulary, how_
 from mp_lstm.errors import InputError
 
 SPLITS = ("train", "valid", "test")
-FILE_NAME = re.compile(r"(?:.+[._-])?(train|valid|test)\.(?:txt|tokens)(?:\.xz|\.gz)?")
+AUSTEN = Path(__file__).parent / "austen"
+_FILE_NAME = re.compile(r"(?:.+[._-])?(train|valid|test)\.(?:txt|tokens)(?:\.xz|\.gz)?")
 _AUSTEN_SHA256 = {
     "train": "acd83a798025facc1bd5057437333c1f41e67e8700593c697e69aa1d632d2b10",
     "valid": "73d6ef1da471abe88758e87e4c612bbb3efe1a5116617c29ea5343017b50af09",
@@ -113,7 +114,7 @@ def load_austen() -> Corpus:
       >>> corpus.vocabulary.decode(corpus.test.tokens[:8])
       '" i met william larkins , " continued'
     """
-    return load_packaged(Path(__file__).parent / "austen", _AUSTEN_SHA256)
+    return load_packaged(AUSTEN, _AUSTEN_SHA256)
 
 
 def load_packaged(folder: Path, checksums: dict[str, str]) -> Corpus:
@@ -199,10 +200,23 @@ def _verified(path: Path, checksum: str) -> Stream[bytes]:
     return io.BytesIO(text)
 
 
+def text_files(folder: Path) -> list[tuple[str, Path]]:
+    """The texts of a directory: the split that each is named after, and its path.
+
+    Raises:
+      OSError: the directory cannot be read.
+
+    Example:
+      >>> [split for split, _ in text_files(AUSTEN)]
+      ['test', 'train', 'valid']
+    """
+    return [(match[1], path) for path in sorted(folder.iterdir()) if (match := _FILE_NAME.fullmatch(path.name))]
+
+
 def _find_splits(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise InputError(f"{folder} is no directory: pass one with train, valid and test text, or 'austen'")
-    matches = [(match[1], path) for path in sorted(folder.iterdir()) if (match := FILE_NAME.fullmatch(path.name))]
+    matches = text_files(folder)
     found = {split: [path for name, path in matches if name == split] for split in SPLITS}
     for split, paths in found.items():
         if not paths:

@@ -10,7 +10,9 @@ import tempfile
 from operator import attrgetter
 from pathlib import Path
 
-from mp_lstm.data import Vocabulary, corpus
+from mp_lstm.data import Vocabulary
+from mp_lstm.data.corpus import AUSTEN
+from mp_lstm.data.corpus import text_files as texts_in
 from mp_lstm.errors import InputError
 from mp_lstm.training.config import Config, load_saved
 from mp_lstm.training.files import is_utf8, writing
@@ -85,9 +87,9 @@ def own_files(run_dir: Path) -> list[Path]:
 
 def text_files(config: Config) -> list[Path]:
     """The files of a run's text, of all splits; none where they cannot be found any more."""
-    folder = Path(corpus.__file__).parent if config.data.source == "austen" else Path()
+    folder = AUSTEN if config.data.source == "austen" else Path(config.data.source)
     try:
-        return [path for path in (folder / config.data.source).iterdir() if corpus.FILE_NAME.fullmatch(path.name)]
+        return [path for _, path in texts_in(folder)]
     except OSError:
         return []
 
