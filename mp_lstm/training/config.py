@@ -351,11 +351,21 @@ def validate(config: Config, source: str = "", given: Config | None = None) -> C
         raise InputError(
             f"{told('model.residual')}, the model has {model.layers} LSTM layers: pass one of them, or none"
         )
-    if costs not in COSTS and not costs.endswith(".toml"):
+    if costs not in COSTS and not is_description(config):
         close = difflib.get_close_matches(costs.lower(), COSTS, n=1)
         remedy = f"did you mean {close[0]}?" if close else f"its default is {to_toml(Config().pipeline.costs)}"
         raise InputError(f"{told('pipeline.costs')}, wanted {', '.join(COSTS)} or a machine's file (*.toml): {remedy}")
     return config
+
+
+def is_description(config: Config) -> bool:
+    """Whether `pipeline.costs` names a machine's file.
+
+    Example:
+      >>> is_description(Config()), is_description(Config(pipeline=PipelineConfig(costs="cluster.toml")))
+      (False, True)
+    """
+    return config.pipeline.costs.endswith(".toml")
 
 
 def _value(config: Config, name: str) -> Any:

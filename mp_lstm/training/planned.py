@@ -19,7 +19,7 @@ from mp_lstm.planning.group import group_shape
 from mp_lstm.planning.grouped import costs_of
 from mp_lstm.runtime.costs import measure_costs
 from mp_lstm.training.build import Sources, make_model, make_sources, named
-from mp_lstm.training.config import Config
+from mp_lstm.training.config import Config, is_description
 from mp_lstm.training.optimizers import make_optimizer
 
 
@@ -66,11 +66,6 @@ def make_planned(config: Config, corpus: Corpus, devices: Sequence[Any], *, cach
         costs = None
     plan = plan_for(config, model, lengths, devices, costs=costs, weights=_shares(sources.train, lengths))
     return Planned(sources, model, plan, costs_of(plan, costs or default_calibration().costs(model)))
-
-
-def is_description(config: Config) -> bool:
-    """Whether `pipeline.costs` names a file."""
-    return config.pipeline.costs.endswith(".toml")
 
 
 def plan_for(

@@ -23,9 +23,9 @@ from mp_lstm.planning import CostModel, Plan
 from mp_lstm.runtime.make import make_pipeline
 from mp_lstm.runtime.pipeline import Pipeline
 from mp_lstm.training.build import Sources, named
-from mp_lstm.training.config import Config
+from mp_lstm.training.config import Config, is_description
 from mp_lstm.training.optimizers import Schedule, make_optimizer, make_schedule
-from mp_lstm.training.planned import is_description, make_planned
+from mp_lstm.training.planned import make_planned
 
 
 class Setup(NamedTuple):
