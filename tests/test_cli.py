@@ -717,7 +717,7 @@ def test_nobody_reads_what_is_printed(place: Path):
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
 def test_no_room_for_what_is_printed(place: Path):
     """`mp-lstm generate RUN > /dev/full` ended in a traceback."""
     with open("/dev/full", "w") as full:

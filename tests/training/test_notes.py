@@ -16,6 +16,7 @@ FULL = Notes(
     last=LastStep(9, 2, float("inf"), 1e-3),
     valid=Validation(9, 2.5, 12.18, 57),
     best=Validation(2, 2.25, 9.49, 57),
+    at_end=Validation(9, 2.5, 12.18, 57),
     plateau=2.25,
     losses=(3.0, 2.5),
     averages=True,
