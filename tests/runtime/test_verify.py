@@ -14,7 +14,7 @@ import examples
 import mp_lstm
 from examples import random_batch, random_params
 from mp_lstm.errors import InputError
-from mp_lstm.runtime.verify import Certificate, RowErrors, relative_error
+from mp_lstm.runtime.verify import TOLERANCE, Certificate, RowErrors, relative_error
 
 BATCH = random_batch(np.random.default_rng(0), 4, 3, lengths=[4, 0, 2], resets=[False, True, False])
 
@@ -58,10 +58,28 @@ def test_inputs_of_integers_have_no_gradient() -> None:
     assert pipe.verify(pipe.init(jax.random.key(0)), batch).passed
 
 
-def wrong_input_gradient(layer: mp_lstm.Layer) -> mp_lstm.Layer:
+@pytest.mark.parametrize("products", [jnp.bfloat16, jnp.float16])
+def test_rounded_products_have_a_bound_of_their_own(products: Any) -> None:
+    """Their backward rounds what JAX's derivative of their forward does not: a right layer was once called wrong."""
+    model = mp_lstm.language_model(vocab=examples.VOCAB, embed=8, hidden=8, layers=3, tie=True, products=products)
+    pipe = examples.pipeline(model, batch_size=3, lengths=(4,), partition=(2, 3), chunk=2)
+    found = pipe.verify(pipe.init(jax.random.key(0)), BATCH)
+    assert found.passed
+    assert found.worst > TOLERANCE["float32"]
+    assert str(found).splitlines()[-1].endswith(f"allowed in {jnp.dtype(products)}")
+
+
+def test_a_wrong_layer_beside_rounded_products_is_named() -> None:
+    layer = mp_lstm.lstm_layer(3, 3, name="mine", products=jnp.bfloat16)
+    found = certificate(wrong_input_gradient(layer, factor=1.1))
+    assert not found.passed
+    assert found.wrong == ("mine",)
+
+
+def wrong_input_gradient(layer: mp_lstm.Layer, factor: float = 1.01) -> mp_lstm.Layer:
     def backward(*args: Any) -> Any:
         dx, dstate, tape = layer.backward(*args)
-        return 1.01 * dx, dstate, tape
+        return factor * dx, dstate, tape
 
     return layer._replace(backward=backward)
 
@@ -139,14 +157,14 @@ def test_a_layer_that_looks_across_chunks_is_hinted_at() -> None:
 
 def test_a_pipeline_that_is_wrong_by_itself() -> None:
     """Every row's own backward is right."""
-    found = Certificate((RowErrors("a", 0, 1e-3, 0.0), RowErrors("b", 1, 0.0, 0.0)), 0.0, 1e-5)
+    found = Certificate((RowErrors("a", 0, 1e-3, 0.0), RowErrors("b", 1, 0.0, 0.0)), 0.0, 1e-5, "float32")
     assert (found.passed, found.wrong, found.worst) == (False, (), 1e-3)
     assert str(found).splitlines() == [
         "row         stage  pipeline  layer",
         "a               0   1.0e-03  0.0e+00",
         "b               1   0.0e+00  0.0e+00",
-        "failed: largest relative error 1.0e-03, 1e-05 allowed; every row's own backward is right: does a layer that "
-        "looks across chunks say chunkable=False?",
+        "failed: largest relative error 1.0e-03, 1e-05 allowed in float32; every row's own backward is right: does a "
+        "layer that looks across chunks say chunkable=False?",
     ]
 
 
@@ -158,4 +176,4 @@ def test_relative_errors() -> None:
 
 def test_an_error_that_is_not_a_number_never_passes() -> None:
     rows = (RowErrors("a", 0, 0.0, 0.0), RowErrors("b", 1, math.nan, 0.0), RowErrors("c", 1, 0.0, 0.0))
-    assert not Certificate(rows, 0.0, 1e-5).passed
+    assert not Certificate(rows, 0.0, 1e-5, "float32").passed
