@@ -233,3 +233,28 @@ def test_warming_up_without_batches_says_what_is_missing(devices: list[jax.Devic
         InputError, match=r"^warm_up\(\) makes up tokens: pass it a batch of each bucket \(lstm: its input"
     ):
         examples.pipeline(model).warm_up()
+
+
+@pytest.mark.parametrize("use", ["loss", "step", "evaluate", "value_and_grad", "verify", "warm_up"])
+def test_a_model_without_a_loss_says_what_it_lacks(use: str) -> None:
+    """Its step once raised an IndexError, and its loss was an array that nobody said was none."""
+    model = mp_lstm.sequential([mp_lstm.lstm_layer(FEATURES, HIDDEN), mp_lstm.dense(HIDDEN, 2)])
+    batch = mp_lstm.Batch(np.ones((TIME, ROWS, FEATURES), np.float32), np.ones((TIME, ROWS, 2), np.float32))
+    pipe = examples.pipeline(model, batch_size=ROWS, lengths=(TIME,))
+    state = pipe.load(params := examples.random_params(model))
+    uses = {
+        "loss": lambda: model.loss(params, batch),
+        "step": lambda: pipe.step(state, batch),
+        "evaluate": lambda: pipe.evaluate(state, batch),
+        "value_and_grad": lambda: pipe.value_and_grad(state, batch),
+        "verify": lambda: pipe.verify(state, batch),
+        "warm_up": lambda: pipe.warm_up([batch]),
+    }
+    message = (
+        r"^the model ends with dense, which gives float32 \[\d, \d, 2\], wanted is the summed loss, one "
+        r"number: pass sequential\(\.\.\., loss=\.\.\.\), or end with a head"
+    )
+    with pytest.raises(InputError, match=message):
+        uses[use]()
+    if use != "step":  # which consumed the state; predictions need no loss
+        assert pipe.infer(state, batch.inputs)[0].shape == (TIME, ROWS, 2)

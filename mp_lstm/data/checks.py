@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from mp_lstm.errors import InputError
+from mp_lstm.planning.checks import whole
 
 
 def integer(name: str, value: Any, least: int = 1) -> int:
@@ -26,10 +26,7 @@ def integer(name: str, value: Any, least: int = 1) -> int:
       >>> integer("batch_size", 20)
       20
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
+    number = whole(value)
     if number is None or number < least:
         raise InputError(f"{name} is {value!r}, wanted an integer of at least {least}: pass e.g. {max(least, 8)}")
     return number

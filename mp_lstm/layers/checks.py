@@ -18,6 +18,9 @@ from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Layer
 from mp_lstm.layers.batch import Batch
 
+MOST_WEIGHT = 2.0**60
+"""Largest sum of a batch's weights. Gradients are sums over steps, and float32 must hold the square of their norm."""
+
 REMEDIES = {
     "inputs": "make the model with a larger vocab, or state the lengths if such steps are padding",
     "targets": "make the model with a larger vocab, or give such steps weight 0",
@@ -166,5 +169,12 @@ def _counted_steps(weights: Any, real: np.ndarray | None) -> np.ndarray | None:
         raise InputError(
             f"batch.weights has {weights[step, row]} at step {step} of row {row}, finite numbers of at least 0 are "
             "wanted: give steps that must not count weight 0"
+        )
+    with np.errstate(over="ignore"):
+        total = np.sum(weights, dtype=np.float64, where=real)
+    if total > MOST_WEIGHT:
+        raise InputError(
+            f"batch.weights sum to {total:.2g}, at most {MOST_WEIGHT:.2g} is wanted, for which float32 holds the "
+            "gradient: divide all weights by one number, which leaves the mean loss as it is"
         )
     return real & (weights != 0)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Key
 
+from mp_lstm.layers.arguments import check_types, checked_sizes
 from mp_lstm.layers.base import Context, Layer, flat_rows, infer_by_forward, mask_steps
 from mp_lstm.layers.checks import check_features
-from mp_lstm.layers.lstm import check_sizes
 from mp_lstm.layers.products import prepared_bytes, product, product_over_rows, product_transposed
 from mp_lstm.planning.costs import Cost
 
@@ -30,8 +30,8 @@ class Tape(NamedTuple):
 
 
 def dense(
-    inputs: int,
-    outputs: int,
+    inputs: SupportsIndex,
+    outputs: SupportsIndex,
     *,
     name: str = "dense",
     kernel_init: Any = jax.nn.initializers.glorot_uniform(),
@@ -52,7 +52,7 @@ def dense(
       The layer: x [T, B, D] -> y [T, B, H].
 
     Raises:
-      InputError: a size is not positive.
+      InputError: a size is no positive whole number, or a type no floating one.
 
     Example:
       >>> import jax, jax.numpy as jnp, mp_lstm
@@ -61,7 +61,8 @@ def dense(
       >>> layer.infer(layer.init(jax.random.key(0)), jnp.ones((4, 1, 3)), (), Context())[1].shape
       (4, 1, 2)
     """
-    check_sizes(name, inputs=inputs, outputs=outputs)
+    inputs, outputs = checked_sizes(name, inputs=inputs, outputs=outputs)
+    check_types(name, products=products, dtype=dtype)
     itemsize = jnp.dtype(dtype).itemsize
 
     def init(key: Key[Array, ""]) -> DenseParams:

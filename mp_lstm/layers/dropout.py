@@ -17,6 +17,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from jaxtyping import Array, Bool, Integer, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, Layer
+from mp_lstm.planning.checks import number, shown
 from mp_lstm.planning.costs import Cost
 
 LEVELS = 1 << 16
@@ -172,7 +174,7 @@ def locked_dropout(rate: float, *, name: str = "dropout") -> Layer:
     return _dropping(rate, draw, name)
 
 
-def _dropping(rate: float, draw: Callable[[Context, tuple[int, int, int]], Array], name: str) -> Layer:
+def _dropping(rate: Any, draw: Callable[[Context, tuple[int, int, int]], Array], name: str) -> Layer:
     """The layer that drops where a mask says; `draw` makes the mask of a unit, [T or 1, B, D]."""
     check_rate(name, rate)
 
@@ -207,12 +209,12 @@ def kept_and_scaled(x: Array, mask: Array, rate: float) -> Array:
     return jnp.where(mask, x * (1.0 / keep_probability(rate)), jnp.zeros((), x.dtype))
 
 
-def check_rate(name: str, rate: float) -> None:
+def check_rate(name: str, rate: Any) -> None:
     """Raises InputError for a rate that is no probability of dropping, or so near to 1 that nothing would be kept."""
-    if not 0.0 <= rate <= MOST_RATE:
-        raise InputError(
-            f"{name}: the rate is {rate}, a number in [0, 1) is wanted, at most {MOST_RATE}: pass a smaller one, or 0"
-        )
+    found = number(rate)
+    if found is None or not 0.0 <= found <= MOST_RATE:
+        wanted = f"a number in [0, 1) is wanted, at most {MOST_RATE}"
+        raise InputError(f"{name}: the rate is {shown(rate)}, {wanted}: pass a smaller one, or 0")
 
 
 def training_key(name: str, ctx: Context) -> Key[Array, ""]:

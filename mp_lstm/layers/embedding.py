@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 
+from mp_lstm.layers.arguments import check_types, checked_sizes
 from mp_lstm.layers.base import Context, Layer
 from mp_lstm.layers.dropout import check_rate, keep_mask, kept_and_scaled, training_key
-from mp_lstm.layers.lstm import check_sizes
 from mp_lstm.layers.vocabulary import local_ids, sum_of_parts
 from mp_lstm.planning.costs import Cost
 
@@ -36,8 +36,8 @@ class Tape(NamedTuple):
 
 
 def embedding(
-    vocab: int,
-    size: int,
+    vocab: SupportsIndex,
+    size: SupportsIndex,
     *,
     dropout: float = 0.0,
     name: str = "embed",
@@ -59,7 +59,7 @@ def embedding(
       The layer: tokens [T, B] in 0..V-1 -> y [T, B, D].
 
     Raises:
-      InputError: a size is not positive, or the rate is out of range.
+      InputError: a size is no positive whole number, the rate is out of range, or the type no floating one.
 
     References:
       Dropout of words: Gal and Ghahramani 2016, https://arxiv.org/abs/1512.05287, section 4.2
@@ -71,7 +71,8 @@ def embedding(
       >>> layer.infer(layer.init(jax.random.key(0)), jnp.zeros((3, 2), int), (), Context())[1].shape
       (3, 2, 4)
     """
-    check_sizes(name, vocab=vocab, size=size)
+    vocab, size = checked_sizes(name, vocab=vocab, size=size)
+    check_types(name, dtype=dtype)
     check_rate(name, dropout)
     itemsize = jnp.dtype(dtype).itemsize
 

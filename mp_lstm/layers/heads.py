@@ -20,7 +20,7 @@ Its lean variant keeps no errors (`lean_head`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,13 @@ from jaxtyping import Array, DTypeLike, Float, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers import decoder
+from mp_lstm.layers.arguments import check_types, checked_sizes
 from mp_lstm.layers.base import Context, Layer, flat_rows
 from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.decoder import HeadParams, TiedHeadParams
 from mp_lstm.layers.lean_head import lean_head
-from mp_lstm.layers.lstm import check_sizes
 from mp_lstm.layers.products import prepared_bytes
+from mp_lstm.layers.results import check_number
 from mp_lstm.layers.vocabulary import sum_of_parts
 from mp_lstm.planning.costs import Cost
 
@@ -56,8 +57,8 @@ class Tape(NamedTuple):
 
 
 def softmax_head(
-    inputs: int,
-    vocab: int,
+    inputs: SupportsIndex,
+    vocab: SupportsIndex,
     *,
     tied: bool = False,
     name: str = "head",
@@ -82,7 +83,7 @@ def softmax_head(
       `infer` gives the logits [T, B, V].
 
     Raises:
-      InputError: a size is not positive.
+      InputError: a size is no positive whole number, or a type no floating one.
 
     Example:
       >>> import jax, jax.numpy as jnp, mp_lstm
@@ -93,7 +94,8 @@ def softmax_head(
       >>> round(float(jnp.exp(loss / 2)), 3)
       50.0
     """
-    check_sizes(name, inputs=inputs, vocab=vocab)
+    inputs, vocab = checked_sizes(name, inputs=inputs, vocab=vocab)
+    check_types(name, products=products, dtype=dtype)
     itemsize = jnp.dtype(dtype).itemsize
 
     def init(key: Key[Array, ""]) -> HeadParams | TiedHeadParams:
@@ -218,7 +220,7 @@ def loss_head(loss: Callable[[Any, Any, Any], Array], *, name: str = "loss") -> 
       The layer; `infer` gives the predictions.
 
     Raises:
-      InputError: a batch has no targets.
+      InputError: (when first run) a batch has no targets, or the loss is not one floating number.
 
     Example:
       >>> import jax.numpy as jnp, mp_lstm
@@ -232,7 +234,9 @@ def loss_head(loss: Callable[[Any, Any, Any], Array], *, name: str = "loss") -> 
     def of(x: Any, ctx: Context) -> Array:
         if ctx.targets is None:
             raise InputError(f"{name}: the batch has no targets: pass Batch(inputs, targets=...)")
-        return loss(x, ctx.targets, ctx.weights)
+        found = loss(x, ctx.targets, ctx.weights)
+        check_number(f"{name}: its function", found, "the weighted sum over steps, as (weights * losses).sum() is")
+        return found
 
     def backward(
         params: tuple[()], saved: Any, dy: Array, dstate: tuple[()], ctx: Context

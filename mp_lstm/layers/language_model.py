@@ -11,12 +11,12 @@ https://arxiv.org/abs/1708.02182) adds to it, the last row is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import DTypeLike
 
 from mp_lstm.errors import InputError
@@ -30,16 +30,17 @@ from mp_lstm.layers.model import Model, Tie, row
 from mp_lstm.layers.regularisation import activation_regularisation, temporal_regularisation
 from mp_lstm.layers.two_biases import two_biases
 from mp_lstm.layers.weight_drop import weight_drop as weight_drop_layer
+from mp_lstm.planning.checks import LEAST, MOST, positive, shown, whole, within
 
 Initialiser = Callable[..., Any]  # (key, shape, dtype) -> array
 
 
 def language_model(
     *,
-    vocab: int,
-    embed: int,
-    hidden: int | Sequence[int],
-    layers: int,
+    vocab: SupportsIndex,
+    embed: SupportsIndex,
+    hidden: SupportsIndex | Sequence[SupportsIndex],
+    layers: SupportsIndex,
     dropout: float = 0.0,
     dropout_input: float | None = None,
     dropout_output: float | None = None,
@@ -49,7 +50,7 @@ def language_model(
     activation_reg: float = 0.0,
     temporal_reg: float = 0.0,
     tie: bool = False,
-    residual_from: int | None = None,
+    residual_from: SupportsIndex | None = None,
     init_scale: float | Sequence[float] | None = None,
     kernel_init: Initialiser | Sequence[Initialiser] | None = None,
     recurrent_init: Initialiser | Sequence[Initialiser] | None = None,
@@ -91,7 +92,7 @@ def language_model(
       The model: rows "embed", "lstm 1" ... "lstm L", "head".
 
     Raises:
-      InputError: sizes, rates or numbers of initialisers that are out of range or do not fit.
+      InputError: sizes, rates, factors, types or numbers of initialisers that are out of range or do not fit.
 
     Example:
       >>> import mp_lstm
@@ -99,15 +100,18 @@ def language_model(
       >>> [row.name for row in model.rows]
       ['embed', 'lstm 1', 'lstm 2', 'head']
     """
+    vocab, embed, layers = positive("vocab", vocab), positive("embed", embed), positive("layers", layers)
     sizes = _sizes(hidden, layers)
     if tie and sizes[-1] != embed:
         raise InputError(
             f"tie: the last hidden size is {sizes[-1]} and embed is {embed}: a tied decoder needs them equal"
         )
-    if residual_from is not None and not 1 <= residual_from <= layers:
-        raise InputError(f"residual_from is {residual_from}, a layer from 1 to {layers} is wanted")
+    first_residual = layers + 1 if residual_from is None else whole(residual_from)
+    if first_residual is None or (residual_from is not None and not 1 <= first_residual <= layers):
+        raise InputError(f"residual_from is {shown(residual_from)}, a layer from 1 to {layers} is wanted")
     if biases not in (1, 2):
         raise InputError(f"biases is {biases!r}, 1 or 2 is wanted")
+    forget_bias = within("forget_bias", forget_bias, "a finite number")
     of_embedding, *of_layers, of_head = _uniforms(init_scale, layers, tie)
     kernels = _one_a_layer("kernel_init", kernel_init, layers)
     recurrents = _one_a_layer("recurrent_init", recurrent_init, layers)
@@ -136,7 +140,7 @@ def language_model(
         )
         layer = two_biases(layer) if biases == 2 else layer
         layer = weight_drop_layer(layer, weight_drop) if weight_drop else layer
-        skip = residual_from is not None and i + 1 >= residual_from and inputs == size
+        skip = i + 1 >= first_residual and inputs == size
         last = i + 1 == layers
         inner = [*_where(rates[i], drop), layer, *(moved if last else [])]
         rows.append(row([*([residual(row(inner))] if skip else inner), *(after if last else [])]))
@@ -146,25 +150,28 @@ def language_model(
     return Model(tuple(rows), (Tie(owner=0, borrower=layers + 1),) if tie else ())
 
 
-def _sizes(hidden: int | Sequence[int], layers: int) -> list[int]:
+def _sizes(hidden: Any, layers: int) -> list[int]:
     """One hidden size a layer."""
-    if not isinstance(layers, int) or layers < 1:
-        raise InputError(f"layers is {layers!r}, a whole number of at least 1 is wanted")
-    if isinstance(hidden, int):
-        return [hidden] * layers
+    if not _is_sequence(hidden):
+        hidden = [hidden] * layers
     if len(hidden) != layers:
         raise InputError(
             f"hidden gives {len(hidden)} sizes, the model has {layers} layers: give one size a layer, or one number"
         )
-    return list(hidden)
+    return [positive(f"lstm {i + 1}: hidden", size) for i, size in enumerate(hidden)]
 
 
-def _uniforms(init_scale: float | Sequence[float] | None, layers: int, tie: bool) -> list[Initialiser | None]:
+def _is_sequence(value: Any) -> bool:
+    """Whether it is several values rather than one, be it a wrong one."""
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
+
+
+def _uniforms(init_scale: Any, layers: int, tie: bool) -> list[Initialiser | None]:
     """One initialiser a row, None where it is not `init_scale` that says."""
     wanted = layers + (1 if tie else 2)
     if init_scale is None:
         return [None] * (layers + 2)
-    if isinstance(init_scale, int | float):
+    if not _is_sequence(init_scale):
         return [symmetric_uniform(init_scale)] * (layers + 2)
     if len(init_scale) != wanted:
         head = "" if tie else " and the head"
@@ -193,13 +200,12 @@ def _where(rate: float, make: Callable[[float], Layer]) -> list[Layer]:
     return [make(rate)] if rate else []
 
 
-def symmetric_uniform(scale: float) -> Initialiser:
-    """Initialiser: uniform(-scale, scale)."""
-    if not 0 < scale < math.inf:
-        raise InputError(f"init_scale is {scale}, a positive number is wanted")
+def symmetric_uniform(scale: Any) -> Initialiser:
+    """Initialiser: uniform(-scale, scale), whose width must be held too."""
+    most = within("init_scale", scale, "a positive number", least=LEAST, most=MOST / 2)
 
     def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-        return jax.random.uniform(key, shape, dtype, -scale, scale)
+        return jax.random.uniform(key, shape, dtype, -most, most)
 
     return init
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers import cudnn
+from mp_lstm.layers.arguments import check_types, check_unroll, checked_sizes
 from mp_lstm.layers.base import Context, Layer, apply, flat_rows, infer_by_forward, steps_mask
 from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.products import (
@@ -38,9 +39,6 @@ from mp_lstm.layers.products import (
     product_transposed,
 )
 from mp_lstm.planning.costs import Cost
-
-UNROLL_LIMIT = 16
-"""Largest accepted unroll: compile time grows with it, speed does not."""
 
 default_kernel_init = jax.nn.initializers.glorot_uniform()
 default_recurrent_init = jax.nn.initializers.orthogonal()
@@ -97,8 +95,8 @@ class Tape(NamedTuple):
 
 def lstm_init(
     key: Key[Array, ""],
-    inputs: int,
-    hidden: int,
+    inputs: SupportsIndex,
+    hidden: SupportsIndex,
     *,
     kernel_init: Any = default_kernel_init,
     recurrent_init: Any = default_recurrent_init,
@@ -117,11 +115,16 @@ def lstm_init(
     Returns:
       LSTMParams(kernel [D, 4H], recurrent_kernel [H, 4H], bias [4H]).
 
+    Raises:
+      InputError: a size is no positive whole number, or the type no floating one.
+
     Example:
       >>> import jax, mp_lstm
       >>> mp_lstm.lstm_init(jax.random.key(0), 3, 5).kernel.shape
       (3, 20)
     """
+    inputs, hidden = checked_sizes("lstm_init", inputs=inputs, hidden=hidden)
+    check_types("lstm_init", dtype=dtype)
     kernel_key, recurrent_key, bias_key = jax.random.split(key, 3)
     return LSTMParams(
         kernel=kernel_init(kernel_key, (inputs, 4 * hidden), dtype),
@@ -213,8 +216,8 @@ def weight_gradient(tape: Tape, *, products: DTypeLike | None = None) -> LSTMPar
 
 
 def lstm_layer(
-    inputs: int,
-    hidden: int,
+    inputs: SupportsIndex,
+    hidden: SupportsIndex,
     *,
     name: str = "lstm",
     kernel_init: Any = default_kernel_init,
@@ -242,15 +245,16 @@ def lstm_layer(
       The layer: x [T, B, D] -> y [T, B, H], state LSTMState(h, c).
 
     Raises:
-      InputError: a size or the unroll is out of range; the implementation is unknown, or "cudnn" and not float32. When
-        first run: "cudnn" and no NVIDIA GPU.
+      InputError: a size or the unroll is out of range; a type is no floating one; the implementation is unknown, or
+        "cudnn" and not float32. When first run: "cudnn" and no NVIDIA GPU.
 
     Example:
       >>> import mp_lstm
       >>> mp_lstm.lstm_layer(3, 5).cost(batch_size=2, time=4).parameters
       180
     """
-    check_sizes(name, inputs=inputs, hidden=hidden)
+    inputs, hidden = checked_sizes(name, inputs=inputs, hidden=hidden)
+    check_types(name, products=products, dtype=dtype)
     check_unroll(unroll)
     options = {"unroll": unroll, "products": products}
 
@@ -344,7 +348,8 @@ def lstm(
 
     Raises:
       InputError: x does not fit the parameters; the unroll is out of range, or the lengths are no whole numbers [B];
-        the implementation is unknown, or "cudnn" and there is no NVIDIA GPU or not all is float32.
+        products is no floating type; the implementation is unknown, or "cudnn" and there is no NVIDIA GPU or not all
+        is float32.
 
     References:
       Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735
@@ -382,18 +387,3 @@ def _lstm_by_platform(
         return lambda params, x, state, mask: apply(layer, params, x, state, Context(mask=mask))
 
     return jax.lax.platform_dependent(params, x, state, mask, cuda=run("cudnn"), default=run("xla"))
-
-
-def check_sizes(name: str, **sizes: int) -> None:
-    """Raises InputError for a size that is not a positive whole number."""
-    for field, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise InputError(f"{name}: {field} is {size!r}, a whole number of at least 1 is wanted")
-
-
-def check_unroll(unroll: int) -> None:
-    """Raises InputError for an unroll that only costs compile time."""
-    if not 1 <= unroll <= UNROLL_LIMIT:
-        raise InputError(
-            f"unroll is {unroll}, 1 to {UNROLL_LIMIT} is wanted: compile time grows with it and speed does not"
-        )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer, Key
 
 from mp_lstm.errors import InputError
@@ -30,8 +31,9 @@ from mp_lstm.layers.base import (
     steps_mask,
 )
 from mp_lstm.layers.batch import Batch
-from mp_lstm.layers.checks import checked, step_shape
+from mp_lstm.layers.checks import checked, described, step_shape
 from mp_lstm.layers.heads import loss_head
+from mp_lstm.layers.results import difference
 
 
 class Tie(NamedTuple):
@@ -94,7 +96,8 @@ class Model(NamedTuple):
           activations add to its gradient, as in a pipeline, and not to its value.
 
         Raises:
-          InputError: shapes or types that do not agree; in host arrays also lengths, weights or ids out of range.
+          InputError: shapes or types that do not agree; in host arrays also lengths, weights or ids out of range; the
+            model has no loss, or the carry is none of its.
 
         Example:
           >>> import jax, mp_lstm, numpy as np
@@ -128,6 +131,8 @@ def loss(
     weights = loss_weights(batch, mask, (time, rows), dtype)
     counted = None if mask is None and batch.weights is None else weights != 0
     initial = layers.init_state(rows)
+    if carry is not None and (wrong := difference(carry, initial)):
+        raise InputError(f"carry {wrong}: pass what the loss before returned for as many rows, or None to begin anew")
     carry = initial if carry is None or batch.resets is None else reset_rows(jnp.asarray(batch.resets), initial, carry)
     context = Context(
         key=None if key is None else dropout_key(key),
@@ -141,8 +146,19 @@ def loss(
     borrowed = lend(model, range(len(model.rows)), params, ())
     inputs = jax.tree.map(lambda leaf: mask_steps(mask, jnp.asarray(leaf)), batch.inputs)
     carry, loss_sum = run(layers, borrowed, inputs, carry, context)
+    check_loss(model.rows[-1].name, loss_sum)
     weight_sum = weights.sum()
     return loss_sum / jnp.where(weight_sum == 0, 1, weight_sum), Aux(loss_sum, weight_sum, carry)
+
+
+def check_loss(name: str, y: Any) -> None:
+    """Raises InputError where what the last row of a model gives is no loss."""
+    if np.shape(y) == ():
+        return
+    raise InputError(
+        f"the model ends with {name}, which gives {described(y)}, wanted is the summed loss, one number: pass "
+        "sequential(..., loss=...), or end with a head"
+    )
 
 
 def loss_weights(batch: Batch, mask: Array | None, shape: tuple[int, int], dtype: Any) -> Float[Array, "T B"]:

@@ -8,14 +8,17 @@ compiled program would instead carry a copy of the weights for every unit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from mp_lstm.errors import InputError
+from mp_lstm.layers.arguments import checked_sizes
 from mp_lstm.layers.base import Context, Layer, Params, State, infer_by_forward, mask_steps
+from mp_lstm.layers.checks import described
+from mp_lstm.layers.results import check_kept, pair
 from mp_lstm.planning.costs import Cost
 
 
@@ -47,7 +50,8 @@ def from_function(
       The layer.
 
     Raises:
-      InputError: (when first run) f carries a state, the batch is padded and f does not take the context.
+      InputError: (when first run) f gives no pair, or a state of another structure, shape or type than it was given;
+        f carries a state, the batch is padded and f does not take the context.
 
     Example:
       >>> import jax, jax.numpy as jnp, mp_lstm
@@ -57,15 +61,20 @@ def from_function(
       [3.0, 3.0]
     """
 
+    def checked(result: Any, before: State) -> tuple[State, Any]:
+        state, y = pair(f"{name}: its function", result, "(state, y)")
+        check_kept(f"{name}: its function", state, before)
+        return state, y
+
     def run(params: Params, x: Any, state: State, ctx: Context) -> tuple[State, Any]:
         if with_context:
-            return f(params, x, state, ctx)
+            return checked(f(params, x, state, ctx), state)
         if ctx.mask is not None and jax.tree.leaves(state):
             raise InputError(
                 f"{name}: its function carries a state and cannot see which steps are padding: make it with "
                 "recurrent(cell) or with_context=True, or pass batches with lengths=None"
             )
-        state, y = f(params, x, state)
+        state, y = checked(f(params, x, state), state)
         return state, jax.tree.map(lambda leaf: mask_steps(ctx.mask, leaf), y)
 
     def forward(params: Params, x: Any, state: State, ctx: Context) -> tuple[State, Any, Any]:
@@ -96,7 +105,7 @@ def from_function(
 
 def recurrent(
     cell: Any,
-    inputs: int | None = None,
+    inputs: SupportsIndex | None = None,
     *,
     init: Callable[[Key[Array, ""]], Params] | None = None,
     init_state: Callable[[int], State] | None = None,
@@ -120,7 +129,8 @@ def recurrent(
       The layer: x [T, B, D] -> y [T, B, H], state the carry.
 
     Raises:
-      InputError: what a flax cell or a function needs is missing.
+      InputError: what a flax cell or a function needs is missing, or a size is no positive whole number. When first
+        run: the cell gives no pair, or a carry of another structure, shape or type than it was given.
 
     Example:
       >>> import flax.linen, jax, jax.numpy as jnp, mp_lstm
@@ -133,14 +143,20 @@ def recurrent(
     if hasattr(cell, "initialize_carry"):
         if inputs is None:
             raise InputError(f"{name}: the size of the cell's input is missing: pass recurrent(cell, inputs=D)")
-        init, init_state, step = _of_flax(cell, inputs)
+        (size,) = checked_sizes(name, inputs=inputs)
+        init, init_state, step = _of_flax(cell, size)
+    checked_sizes(name, unroll=unroll)
     if init is None or init_state is None:
         raise InputError(f"{name}: a cell that is a function needs init=... and init_state=...")
 
     def run(params: Params, x: Any, state: State, ctx: Context) -> tuple[State, Any]:
+        if ctx.mask is not None:
+            _check_rows(name, state, ctx.mask.shape[1])
+
         def advance(carry: State, inputs: tuple[Any, Array | None]) -> tuple[State, Any]:
             x_t, real = inputs
-            after, y = step(params, carry, x_t)
+            after, y = pair(f"{name}: its cell", step(params, carry, x_t), "(carry, y)")
+            check_kept(f"{name}: its cell", after, carry)
             if real is None:
                 return after, y
             return _where(real, after, carry), _where(real, y, jax.tree.map(jnp.zeros_like, y))
@@ -162,6 +178,16 @@ def _of_flax(cell: Any, inputs: int) -> tuple[Any, Any, Any]:
         return cell.init(key, init_state(1), jnp.zeros((1, inputs)))
 
     return init, init_state, cell.apply
+
+
+def _check_rows(name: str, carry: State, rows: int) -> None:
+    """Raises InputError for a carry that not each row of a batch has its own of."""
+    for leaf in jax.tree.leaves(carry):
+        if jnp.shape(leaf)[:1] != (rows,):
+            raise InputError(
+                f"{name}: its carry has {described(leaf)}, wanted [{rows}, ...]: let init_state give an entry for each "
+                "row, since padded steps keep a row's own"
+            )
 
 
 def _where(real: Array, chosen: Any, other: Any) -> Any:

@@ -20,17 +20,16 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
-from mp_lstm.errors import InputError
+from mp_lstm.layers.arguments import check_types, checked_sizes
 from mp_lstm.layers.base import Context, Layer, State, apply, mask_steps
-from mp_lstm.layers.lstm import check_sizes
+from mp_lstm.planning.checks import within
 from mp_lstm.planning.costs import Cost
 
 
@@ -45,7 +44,7 @@ def activation_regularisation(factor: float, *, name: str = "activation regulari
       The layer: y is x, and only the gradient changes.
 
     Raises:
-      InputError: the factor is negative or not finite.
+      InputError: the factor is negative, or no number that float32 holds.
 
     Example:
       >>> import jax.numpy as jnp, mp_lstm
@@ -64,7 +63,7 @@ def activation_regularisation(factor: float, *, name: str = "activation regulari
 
 
 def temporal_regularisation(
-    size: int, factor: float, *, name: str = "temporal regularisation", dtype: DTypeLike = jnp.float32
+    size: SupportsIndex, factor: float, *, name: str = "temporal regularisation", dtype: DTypeLike = jnp.float32
 ) -> Layer:
     """Adds to each token's loss `factor` times the mean square of what the layer's input [T, B, H] moved in a step.
 
@@ -78,7 +77,8 @@ def temporal_regularisation(
       The layer: y is x, and only the gradient changes. Its state is the last real x of each row.
 
     Raises:
-      InputError: the size is not positive, or the factor negative or not finite.
+      InputError: the size is no positive whole number, the factor negative or no number that float32 holds, or the type
+        no floating one.
 
     Example:
       >>> import jax.numpy as jnp, mp_lstm
@@ -89,7 +89,8 @@ def temporal_regularisation(
       >>> layer.backward((), saved, jnp.zeros_like(y), before, ctx)[0].ravel().tolist()
       [-4.0, 4.0]
     """
-    check_sizes(name, size=size)
+    (size,) = checked_sizes(name, size=size)
+    check_types(name, dtype=dtype)
 
     def term(x: Array, before: Float[Array, "B H"], ctx: Context) -> tuple[Array, Array]:
         known = jnp.concatenate([before[None], x])
@@ -104,11 +105,10 @@ def temporal_regularisation(
 
 
 def _adding(
-    factor: float, term: Callable[..., tuple[State, Array]], init_state: Callable[[int], State], name: str
+    factor: Any, term: Callable[..., tuple[State, Array]], init_state: Callable[[int], State], name: str
 ) -> Layer:
     """The layer that adds factor times term(x, state, ctx) -> (state, term) to what is minimised."""
-    if not 0.0 <= factor < math.inf:
-        raise InputError(f"{name}: the factor is {factor}, a finite number of at least 0 is wanted")
+    factor = within(f"{name}: the factor", factor, "a finite number of at least 0", least=0.0)
 
     def forward(params: tuple[()], x: Array, state: State, ctx: Context) -> tuple[State, Array, Any]:
         if not ctx.train:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import SupportsIndex
 
 import jax
@@ -11,7 +10,7 @@ import optax
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.model import Model
-from mp_lstm.planning.checks import positive
+from mp_lstm.planning.checks import LEAST, positive, within
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import optimizer as optimizers
 from mp_lstm.runtime.constants import Constants
@@ -68,8 +67,8 @@ def make_pipeline(
         )
     if normalize not in NORMALIZE:
         raise InputError(f"normalize is {normalize!r}, one of {', '.join(NORMALIZE)} is wanted")
-    if max_norm is not None and not (isinstance(max_norm, numbers.Real) and max_norm > 0):
-        raise InputError(f"max_norm is {max_norm!r}, a positive number or None is wanted")
+    if max_norm is not None:
+        max_norm = within("max_norm", max_norm, "a positive number or None", least=LEAST)
     window = positive("every_k", every_k)
     optimizers.check_leafwise(optimizer)
     stages = tuple(

@@ -37,7 +37,7 @@ from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
 from mp_lstm.runtime.placement import Tree, computed, everywhere, put, structs, transfer
 from mp_lstm.runtime.stages import Stage, Unit
-from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state
+from mp_lstm.runtime.state import Metrics, StageState, State, check_key, check_state, checked_carry
 from mp_lstm.runtime.verify import Certificate, certify
 from mp_lstm.runtime.walk import Walk
 
@@ -196,9 +196,15 @@ class Pipeline:
           carry: what the metrics of the batch before held, where state is carried.
           params: the "last" ones, or their "average"; for many batches take `averaged` once.
           compile_only: compile the programs and return no metrics' values.
+
+        Raises:
+          InputError: what `step` refuses of a state or a batch; a carry of another number of stages or rows, or of
+            other arrays.
         """
         if not compile_only:
             state = self._chosen(state, params)
+        if carry is not None:
+            carry = self._checked_carry(carry, self.plan.batch_size)
         window = self.place(window)
         walk = self._begin(state.stages, window, state.key, state.batches, carry, compile_only)
         walk.run_forward(self.plan.schedule(window.lengths))
@@ -245,17 +251,20 @@ class Pipeline:
           The model's predictions (logits [T, B, V]) on the last stage's device, and the carry.
 
         Raises:
-          InputError: what `step` refuses of a state, or of a batch's inputs.
+          InputError: what `step` refuses of a state, or of a batch's inputs; a carry of another number of stages or
+            rows, or of other arrays.
         """
         self._check(state)
         inputs, _, _, _, resets = checked(self.model.rows, Batch(inputs, resets=resets), targets=False)
         rows = jax.tree.leaves(inputs)[0].shape[1]
         shape = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(inputs))
-        constants, after = self._engine.constants, []
+        after = []
         if carry is None:
-            carry = [constants.initial_state(stage, rows, whole=True) for stage in self.stages]
-        elif resets is not None and np.any(resets):
-            carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
+            carry = self._initial_carry(rows)
+        else:
+            carry = self._checked_carry(carry, rows)
+            if resets is not None and np.any(resets):
+                carry = [self._reset(stage, before, resets) for stage, before in zip(self.stages, carry, strict=True)]
         x = put(inputs, self.stages[0].sharding)
         for stage, held, before in zip(self.stages, state.stages, carry, strict=True):
             x = transfer(x, stage.sharding, f"what stage {stage.number} predicts from")
@@ -263,6 +272,14 @@ class Pipeline:
             carried, x = self._engine.run(stage, "infer", shape, stage.infer, args)
             after.append(carried)
         return everywhere(x, "the predictions"), tuple(after)
+
+    def _initial_carry(self, rows: int) -> list[Tree]:
+        """The state of each stage before the first step, of so many rows."""
+        return [self._engine.constants.initial_state(stage, rows, whole=True) for stage in self.stages]
+
+    def _checked_carry(self, carry: Any, rows: int) -> tuple[Tree, ...]:
+        """A carry that was given for so many rows."""
+        return checked_carry(carry, self.stages, self._initial_carry(rows), [row.name for row in self.model.rows])
 
     def _reset(self, stage: Stage, carried: Tree, resets: Any) -> Tree:
         """A stage's carry with the initial state in some rows."""

@@ -35,7 +35,7 @@ from mp_lstm.layers.base import (
     split_tape,
     steps_mask,
 )
-from mp_lstm.layers.model import Model, lend, reset_rows, settle
+from mp_lstm.layers.model import Model, check_loss, lend, reset_rows, settle
 from mp_lstm.layers.remat import chain_with
 from mp_lstm.layers.sharding import check_parts
 from mp_lstm.runtime import optimizer as optimizers
@@ -123,6 +123,13 @@ def make_stage(
     def time_of(x: Tree) -> int:
         return jax.tree.leaves(x)[0].shape[0]
 
+    def added(total: Array | None, y: Tree) -> Tree:
+        """The loss of the units so far and this one, where y is one."""
+        if total is None:
+            return y
+        check_loss(layer.name, y)
+        return total + summed_over_rows(y)
+
     def summed_over_rows(tree: Tree) -> Tree:
         """Sums of what each device has found for its rows of a micro-batch."""
         return tree if parts == 1 else jax.lax.psum(tree, DATA)
@@ -137,7 +144,7 @@ def make_stage(
     def forward(own: Params, lent: Tree | None, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
         ctx = context(unit, time_of(x), train=True)
         state, y, saved = layer.forward(borrowing(own, lent), x, state, ctx)
-        return state, y if total is None else total + summed_over_rows(y), saved
+        return state, added(total, y), saved
 
     def backward(
         own: Params, lent: Tree | None, saved: Tree, dy: Tree, dstate: Tree, unit: Unit, summed: Tree, *, time: int
@@ -165,7 +172,7 @@ def make_stage(
 
     def evaluate(own: Params, lent: Tree | None, x: Tree, state: Tree, unit: Unit, total: Array | None) -> Tree:
         state, y, _ = layer.forward(borrowing(own, lent), x, state, context(unit, time_of(x), train=False))
-        return state, y if total is None else total + summed_over_rows(y)
+        return state, added(total, y)
 
     def infer(own: Params, lent: Tree, x: Tree, state: Tree, unit: Unit) -> Tree:
         return layer.infer(lend(model, rows, own, lent), x, state, context(unit, time_of(x), train=False))

@@ -13,7 +13,9 @@ from jaxtyping import Array, Float, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Params
-from mp_lstm.runtime.placement import Elsewhere, Tree
+from mp_lstm.layers.checks import described
+from mp_lstm.layers.results import difference
+from mp_lstm.runtime.placement import Elsewhere, Tree, put
 from mp_lstm.runtime.stages import Stage
 
 
@@ -73,6 +75,41 @@ def check_state(state: Any, stages: Sequence[Stage], params: Params) -> None:
             if not _same_place(leaf.sharding, stage.sharding):
                 got, there = map(_arrangement, (leaf.sharding, stage.sharding))
                 raise InputError(f"the state has stage {stage.number} on {got}, the pipeline on {there}: {remedy}")
+
+
+def checked_carry(
+    carry: Any, stages: Sequence[Stage], initial: Sequence[Tree], names: Sequence[str]
+) -> tuple[Tree, ...]:
+    """The carry of all stages, each one's on its devices, if it is like the initial one. It waits for no device.
+
+    Args:
+      carry: as it was given.
+      stages: of the pipeline.
+      initial: the state of each stage before the first step.
+      names: of the model's rows.
+
+    Raises:
+      InputError: it is for another number of stages, or another structure, other shapes or types.
+    """
+    remedy = "pass what the call before returned for as many rows, or None to begin anew"
+    if not isinstance(carry, tuple | list) or len(carry) != len(stages):
+        got = f"{len(carry)} parts" if isinstance(carry, tuple | list) else described(carry)
+        raise InputError(f"carry is {got}, wanted one part for each of {len(stages)} stages: {remedy}")
+    for stage, part, wanted in zip(stages, carry, initial, strict=True):
+        if wrong := difference(part, wanted):
+            rows = ", ".join(names[stage.rows.start : stage.rows.stop])
+            raise InputError(f"carry of stage {stage.number} ({rows}) {wrong}: {remedy}")
+    return tuple(_on(stage, part) for stage, part in zip(stages, carry, strict=True))
+
+
+def _on(stage: Stage, tree: Tree) -> Tree:
+    """A tree of arrays with those on the stage's devices that are elsewhere, as a host's."""
+
+    def of(leaf: Any) -> Any:
+        there = isinstance(leaf, Elsewhere) or getattr(leaf, "sharding", None) == stage.sharding
+        return leaf if there else put(leaf, stage.sharding)
+
+    return jax.tree.map(of, tree)
 
 
 def _same_place(a: Any, b: Any) -> bool:

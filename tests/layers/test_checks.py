@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -79,6 +80,18 @@ def test_refuses_weights_that_are_none(weight: float) -> None:
     with pytest.raises(InputError, match=rf"batch.weights has {weight} at step 2 of row 1, finite .* weight 0"):
         checked(MODEL.rows, batch(weights=weights))
     checked(MODEL.rows, batch(weights=weights, lengths=[3, 2]))
+
+
+@pytest.mark.parametrize(("weight", "total"), [(1e38, "6e+38"), (1e308, "inf"), (1e18, "6e+18")])
+def test_refuses_weights_whose_sum_is_too_large(weight: float, total: str) -> None:
+    """The loss was not a number, or from 1e18 on the gradient's norm was infinite and nothing was trained."""
+    weights = np.full((TIME, ROWS), weight)
+    with pytest.raises(
+        InputError, match=rf"batch.weights sum to {re.escape(total)}, at most 1.2e\+18 is wanted, .* divide"
+    ):
+        checked(MODEL.rows, batch(weights=weights))
+    checked(MODEL.rows, batch(weights=weights / weight))
+    checked(MODEL.rows, batch(weights=weights, lengths=[0, 0]))
 
 
 def test_what_is_not_read_may_be_anything() -> None:

@@ -33,5 +33,5 @@ def test_outputs_and_gradients(x64: None) -> None:
 
 @pytest.mark.parametrize(("sizes", "message"), [((0, 2), "inputs is 0"), ((2, -1), "outputs is -1")])
 def test_refuses_sizes_that_are_none(sizes: tuple[int, int], message: str) -> None:
-    with pytest.raises(InputError, match=f"top: {message}, a whole number of at least 1 is wanted"):
+    with pytest.raises(InputError, match=f"top: {message}, wanted at least 1: pass a positive number"):
         mp_lstm.dense(*sizes, name="top")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,11 @@ def test_locked_dropout_drops_and_scales_at_the_stated_rate() -> None:
     dx, _, _ = layer.backward((), saved, jnp.ones_like(x), (), ctx)
     np.testing.assert_allclose(dx, y / 2, rtol=1e-6)
     assert layer.infer((), x, (), ctx)[1] is x
+
+
+@pytest.mark.parametrize("rate", ["0.5", None, True, mp_lstm.dense(3, 2, name="top")])
+def test_refuses_a_rate_that_is_no_number(rate: Any) -> None:
+    """As users call it: without the tests' own check of types."""
+    shown = "the Layer 'top'" if isinstance(rate, mp_lstm.Layer) else repr(rate)
+    with pytest.raises(InputError, match=rf"^drop: the rate is {shown}, a number in \[0, 1\) is wanted"):
+        inspect.unwrap(mp_lstm.dropout)(rate, name="drop")

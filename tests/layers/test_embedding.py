@@ -75,5 +75,5 @@ def test_refuses_a_rate_that_is_none_and_training_without_a_key() -> None:
 
 @pytest.mark.parametrize(("sizes", "message"), [((0, 2), "vocab is 0"), ((4, -1), "size is -1")])
 def test_refuses_sizes_that_are_none(sizes: tuple[int, int], message: str) -> None:
-    with pytest.raises(InputError, match=f"words: {message}, a whole number of at least 1 is wanted"):
+    with pytest.raises(InputError, match=f"words: {message}, wanted at least 1: pass a positive number"):
         mp_lstm.embedding(*sizes, name="words")

@@ -100,5 +100,24 @@ def test_a_loss_needs_targets() -> None:
 
 
 def test_refuses_sizes_that_are_none() -> None:
-    with pytest.raises(InputError, match="out: vocab is 0, a whole number of at least 1 is wanted"):
+    with pytest.raises(InputError, match="out: vocab is 0, wanted at least 1: pass a positive number"):
         mp_lstm.softmax_head(3, 0, name="out")
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda predictions, targets, weights: weights * predictions[:, :, 0], r"float32 \[3, 4\]"),
+        (lambda predictions, targets, weights: predictions.sum(keepdims=True), r"float32 \[1, 1, 1\]"),
+        (lambda predictions, targets, weights: (predictions.sum(), 12), "a tuple"),
+        (lambda predictions, targets, weights: None, "None"),
+        (lambda predictions, targets, weights: jnp.int32(predictions.sum()), r"int32 \[\]"),
+    ],
+)
+def test_a_loss_is_one_number(loss: Any, got: str) -> None:
+    """It was an error of division, of `jax.grad` or of programs that do not fit, and named no layer."""
+    model = mp_lstm.sequential([mp_lstm.dense(2, 2)], loss=loss)
+    batch = mp_lstm.Batch(np.ones((TIME, ROWS, 2), np.float32), np.ones((TIME, ROWS, 2), np.float32))
+    message = rf"^loss: its function gave {got}, wanted one floating number: return the weighted sum over steps"
+    with pytest.raises(InputError, match=message):
+        model.loss(model.init(jax.random.key(0)), batch)

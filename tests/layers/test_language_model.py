@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -146,14 +147,29 @@ def test_training_with_bfloat16_products_stays_close_to_float32() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 0}, "layers is 0, a whole number of at least 1 is wanted"),
+        ({"layers": 0}, "layers is 0, wanted at least 1"),
         ({"hidden": [6]}, "hidden gives 1 sizes, the model has 2 layers: give one size a layer, or one number"),
-        ({"hidden": 0}, "lstm 1: hidden is 0, a whole number of at least 1 is wanted"),
-        ({"vocab": 0}, "embed: vocab is 0, a whole number of at least 1 is wanted"),
+        ({"hidden": 0}, "lstm 1: hidden is 0, wanted at least 1"),
+        ({"vocab": 0}, "vocab is 0, wanted at least 1"),
+        ({"embed": -1}, "embed is -1, wanted at least 1"),
         ({"tie": True}, "tie: the last hidden size is 6 and embed is 4: a tied decoder needs them equal"),
         ({"residual_from": 3}, "residual_from is 3, a layer from 1 to 2 is wanted"),
         ({"init_scale": float("inf")}, "init_scale is inf, a positive number is wanted"),  # all weights were NaN
         ({"init_scale": 0.0}, "init_scale is 0.0, a positive number is wanted"),
+        (
+            {"init_scale": 1e39},
+            r"init_scale is 1e\+39, a positive number is wanted: pass one that float32 holds, 1.2e-38 to",
+        ),
+        (
+            {"init_scale": 3e38},
+            r"init_scale is 3e\+38, a positive number is wanted: .* to 1.7e\+38",
+        ),  # its width is 6e38
+        ({"init_scale": 1e-50}, "init_scale is 1e-50, a positive number is wanted"),  # all weights were 0
+        ({"init_scale": True}, "init_scale is True, a positive number is wanted"),
+        ({"forget_bias": 1e39}, r"forget_bias is 1e\+39, a finite number is wanted: pass one that float32 holds"),
+        ({"forget_bias": float("nan")}, "forget_bias is nan, a finite number is wanted"),
+        ({"temporal_reg": 1e39}, r"temporal regularisation: the factor is 1e\+39, a finite number of at least 0"),
+        ({"residual_from": True}, "residual_from is True, a layer from 1 to 2 is wanted"),
         ({"dropout": 1.0}, r"dropout: the rate is 1.0, a number in \[0, 1\) is wanted"),
         ({"dropout_output": -0.5}, r"dropout: the rate is -0.5, a number in \[0, 1\) is wanted"),
         ({"dropout_words": 1.0}, r"embed: the rate is 1.0, a number in \[0, 1\) is wanted"),
@@ -175,3 +191,35 @@ def test_training_with_bfloat16_products_stays_close_to_float32() -> None:
 def test_refuses_sizes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         mp_lstm.language_model(**SIZES | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 2.0}, "layers is 2.0, wanted an integer: pass a whole number of at least 1"),
+        ({"vocab": "11"}, "vocab is '11', wanted an integer"),
+        ({"hidden": 6.0}, "lstm 1: hidden is 6.0, wanted an integer"),  # it had no len()
+        ({"hidden": "66"}, "lstm 1: hidden is '66', wanted an integer"),
+        ({"hidden": [6, 2.5]}, "lstm 2: hidden is 2.5, wanted an integer"),
+        ({"hidden": None}, "lstm 1: hidden is None, wanted an integer"),
+        ({"residual_from": "2"}, "residual_from is '2', a layer from 1 to 2 is wanted"),
+        ({"residual_from": 1.5}, "residual_from is 1.5, a layer from 1 to 2 is wanted"),
+        ({"init_scale": "0.1"}, "init_scale is '0.1', a positive number is wanted"),
+        ({"forget_bias": "1"}, "forget_bias is '1', a finite number is wanted"),
+        ({"products": "nope"}, "lstm 1: products is 'nope', one of float16, bfloat16, .* is wanted"),
+    ],
+)
+def test_refuses_what_is_no_number(changes: dict[str, Any], message: str) -> None:
+    """As users call it: without the tests' own check of types."""
+    with pytest.raises(InputError, match=message):
+        inspect.unwrap(mp_lstm.language_model)(**SIZES | changes)
+
+
+def test_sizes_may_be_numpys() -> None:
+    """They were refused, or had no len()."""
+    sizes = {name: np.int64(size) for name, size in SIZES.items()}
+    model = mp_lstm.language_model(**sizes, residual_from=np.int64(2))
+    assert parameters(model) == parameters(mp_lstm.language_model(**SIZES, residual_from=2))
+    scale = np.float32(0.1)
+    model = inspect.unwrap(mp_lstm.language_model)(**SIZES | {"hidden": np.array([6, 3])}, init_scale=scale)
+    assert parameters(model) == [44, (4 + 6 + 1) * 24, (6 + 3 + 1) * 12, 4 * 11]

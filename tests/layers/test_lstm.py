@@ -348,7 +348,7 @@ class TestErrors:
 
     @pytest.mark.parametrize(("sizes", "message"), [((0, 5), "inputs is 0"), ((3, -1), "hidden is -1")])
     def test_sizes(self, sizes: tuple[int, int], message: str) -> None:
-        with pytest.raises(InputError, match=f"top: {message}, a whole number of at least 1 is wanted"):
+        with pytest.raises(InputError, match=f"top: {message}, wanted at least 1: pass a positive number"):
             mp_lstm.lstm_layer(*sizes, name="top")
 
 

@@ -37,6 +37,13 @@ def test_loss_and_gradients_equal_the_reference(x64: None) -> None:
     assert_close(reference.lstm_states(aux.carry), expected.states[0], 1e-10)
 
 
+def test_a_carry_of_another_batch_is_refused() -> None:
+    model = mp_lstm.language_model(**examples.SIZES)
+    batch = random_batch(np.random.default_rng(0), 3, 2, resets=[False, False])
+    with pytest.raises(InputError, match=r"^carry is float32 \[3, 4\] at \[1\]\.h, wanted float32 \[2, 4\]: pass what"):
+        model.loss(random_params(model), batch, carry=random_carry(model, 3))
+
+
 def test_a_batch_without_weight_has_no_loss() -> None:
     model = mp_lstm.language_model(**examples.SIZES)
     batch = random_batch(np.random.default_rng(0), 3, 2, lengths=[0, 0])

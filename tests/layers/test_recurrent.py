@@ -113,3 +113,70 @@ def test_a_flax_cell_needs_the_size_of_its_input() -> None:
 def test_a_function_needs_init_and_init_state(given: str) -> None:
     with pytest.raises(InputError, match="cell: a cell that is a function needs init"):
         mp_lstm.recurrent(counted, name="cell", **{given: lambda value: jnp.zeros(())})
+
+
+TAKEN = (TIME, ROWS, INPUTS)
+PAIR = r"wanted a pair \({}, y\): return both"
+KEPT = "return one like that it is given, which init_state made"
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (lambda params, x, state: x, r"gave float32 \[5, 3, 2\], " + PAIR.format("state")),
+        (lambda params, x, state: None, "gave None, " + PAIR.format("state")),
+        (lambda params, x, state: (state, x, x), "gave a tuple of 3, " + PAIR.format("state")),
+        (
+            lambda params, x, state: (x, state),
+            r"gave a state that is float32 \[5, 3, 2\], wanted float32 \[3, 2\]: " + KEPT,
+        ),
+        (lambda params, x, state: (state[:1], x), r"gave a state that is float32 \[1, 2\], wanted float32 \[3, 2\]"),
+        (lambda params, x, state: (state.astype(jnp.float16), x), r"gave a state that is float16 \[3, 2\], wanted"),
+        (lambda params, x, state: ((state,), x), r"gave a state that has the structure PyTreeDef\(\(\*,\)\), wanted"),
+        (lambda params, x, state: ((), x), "gave a state that has 0 arrays, wanted 1: "),
+    ],
+)
+@pytest.mark.parametrize("with_context", [False, True])
+def test_what_a_function_must_give(f: Any, message: str, with_context: bool) -> None:
+    """It was an error of unpacking, of trees, or of two programs that do not fit, and named no layer."""
+    layer = mp_lstm.from_function(
+        lambda key: (),
+        (lambda params, x, state, ctx: f(params, x, state)) if with_context else f,
+        init_state=lambda rows: jnp.zeros((rows, INPUTS)),
+        with_context=with_context,
+        name="mine",
+    )
+    for run in (layer.forward, layer.infer):
+        with pytest.raises(InputError, match=f"^mine: its function {message}"):
+            jax.eval_shape(run, (), jnp.ones(TAKEN), layer.init_state(ROWS), Context())
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        (lambda params, carry, x: x, r"its cell gave float32 \[3, 2\], " + PAIR.format("carry")),
+        (
+            lambda params, carry, x: (carry[:1], x),
+            r"its cell gave a state that is float32 \[1, 2\], wanted .*: " + KEPT,
+        ),
+        (lambda params, carry, x: (carry.astype(jnp.float16), x), r"its cell gave a state that is float16 \[3, 2\]"),
+        (lambda params, carry, x: ([carry], x), r"its cell gave a state that has the structure PyTreeDef\(\[\*\]\)"),
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_a_cell_must_give(cell: Any, message: str, padded: bool) -> None:
+    """Under padding one row's carry was stretched over all rows, and float16 became float32."""
+    layer = mp_lstm.recurrent(cell, init=lambda key: (), init_state=lambda rows: jnp.zeros((rows, INPUTS)), name="mine")
+    ctx = Context(mask=jnp.ones((TIME, ROWS), bool) if padded else None)
+    with pytest.raises(InputError, match=f"^mine: {message}"):
+        jax.eval_shape(layer.forward, (), jnp.ones(TAKEN), layer.init_state(ROWS), ctx)
+
+
+def test_each_row_keeps_its_own_carry_under_padding() -> None:
+    """A carry of all rows together was an error of `jax.lax.scan`."""
+    layer = mp_lstm.recurrent(
+        lambda params, carry, x: (carry + 1, x), init=lambda key: (), init_state=lambda rows: jnp.zeros(()), name="mine"
+    )
+    assert layer.forward((), jnp.ones(TAKEN), layer.init_state(ROWS), Context())[0] == TIME
+    with pytest.raises(InputError, match=r"^mine: its carry has float32 \[\], wanted \[3, ...\]: let init_state give"):
+        layer.forward((), jnp.ones(TAKEN), layer.init_state(ROWS), Context(mask=jnp.ones((TIME, ROWS), bool)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -109,5 +110,26 @@ def test_refuses_a_factor_that_is_none(factor: float) -> None:
         mp_lstm.temporal_regularisation(3, factor, name="slow")
     with pytest.raises(InputError, match=message):
         mp_lstm.activation_regularisation(factor, name="slow")
-    with pytest.raises(InputError, match="slow: size is 0, a whole number of at least 1 is wanted"):
+    with pytest.raises(InputError, match="slow: size is 0, wanted at least 1: pass a positive number"):
         mp_lstm.temporal_regularisation(0, 1.0, name="slow")
+
+
+def test_refuses_a_layer_for_a_number() -> None:
+    """The message was the whole record, all its functions, or none."""
+    layer, message = mp_lstm.dense(3, 3, name="top"), "the factor is the Layer 'top', a finite number of at least 0 is"
+    with pytest.raises(InputError, match=r"^slow: size is the Layer 'top', wanted an integer: pass a whole number"):
+        inspect.unwrap(mp_lstm.temporal_regularisation)(layer, 1.0, name="slow")
+    with pytest.raises(InputError, match=f"^slow: {message}"):
+        inspect.unwrap(mp_lstm.temporal_regularisation)(3, layer, name="slow")
+    with pytest.raises(InputError, match=f"^small: {message}"):
+        inspect.unwrap(mp_lstm.activation_regularisation)(layer, name="small")
+
+
+@pytest.mark.parametrize("factor", [1e39, "1", None, True])
+def test_refuses_a_factor_that_float32_does_not_hold(factor: Any) -> None:
+    """Gradients were not finite with 1e39."""
+    message = "^slow: the factor is .*, a finite number of at least 0 is wanted: pass one that float32 holds, 0 to"
+    with pytest.raises(InputError, match=message):
+        inspect.unwrap(mp_lstm.temporal_regularisation)(3, factor, name="slow")
+    with pytest.raises(InputError, match=message):
+        inspect.unwrap(mp_lstm.activation_regularisation)(factor, name="slow")

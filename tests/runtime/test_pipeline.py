@@ -398,6 +398,11 @@ def test_programs_are_as_few_as_stated(nothing_is_compiled: None, plan: dict[str
         ({"max_norm": 0.0}, "max_norm is 0.0, a positive number or None is wanted"),
         ({"max_norm": float("nan")}, "max_norm is nan, a positive number or None is wanted"),
         ({"max_norm": "5"}, "max_norm is '5', a positive number or None is wanted"),
+        ({"max_norm": float("inf")}, r"max_norm is inf, .*: pass one that float32 holds, 1.2e-38 to 3.4e\+38"),
+        ({"max_norm": 1e39}, r"max_norm is 1e\+39, a positive number or None is wanted"),
+        ({"max_norm": 1e-50}, "max_norm is 1e-50, a positive number or None is wanted"),  # it was 0 on the devices
+        ({"max_norm": True}, "max_norm is True, a positive number or None is wanted"),
+        ({"every_k": True}, "every_k is True, wanted an integer"),
         ({"every_k": "2"}, "every_k is '2', wanted an integer"),
     ],
 )

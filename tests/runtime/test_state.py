@@ -1,13 +1,18 @@
-"""What metrics say when they are read."""
+"""What metrics say when they are read, and what may be carried."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import examples
+import mp_lstm
+from mp_lstm.errors import InputError
 from mp_lstm.runtime import Metrics, State
 
 
@@ -39,3 +44,71 @@ def test_a_state_is_a_value() -> None:
     state = State(jax.random.key(0), (), step=3)
     doubled = jax.tree.map(lambda leaf: leaf, state)
     assert doubled == state
+
+
+# Carries
+
+
+@pytest.fixture(scope="module")
+def pipe() -> mp_lstm.Pipeline:
+    """Stage 0 has embedding and a first LSTM, stage 1 a second one and the head."""
+    return examples.pipeline(
+        mp_lstm.language_model(**examples.SIZES), batch_size=2, lengths=(3,), partition=(2, 2), chunk=3, microbatches=1
+    )
+
+
+@pytest.fixture(scope="module")
+def state(pipe: mp_lstm.Pipeline) -> State:
+    return pipe.load(examples.random_params(pipe.model))
+
+
+def carry_of(pipe: mp_lstm.Pipeline, rows: int = 2) -> Any:
+    """A carry on the host, by stage."""
+    by_row = examples.random_carry(pipe.model, rows)
+    return tuple(by_row[stage.rows.start : stage.rows.stop] for stage in pipe.stages)
+
+
+TOKENS = np.ones((1, 2), int)
+BATCH = examples.random_batch(np.random.default_rng(0), 3, 2, resets=[False, False])
+REMEDY = "pass what the call before returned for as many rows, or None"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda carry: carry[:1], "carry is 1 parts, wanted one part for each of 2 stages: "),
+        (lambda carry: (*carry, ()), "carry is 3 parts, wanted one part for each of 2 stages: "),
+        (lambda carry: 3, "carry is a int, wanted one part for each of 2 stages: "),
+        (lambda carry: carry[::-1], r"carry of stage 0 \(embed, lstm 1\) has the structure .*, wanted .*: "),
+        (lambda carry: (None, None), r"carry of stage 0 \(embed, lstm 1\) has 0 arrays, wanted 2: "),
+        (
+            lambda carry: jax.tree.map(lambda leaf: leaf[:1], carry),
+            r"carry of stage 0 \(embed, lstm 1\) is float32 \[1, 4\] at \[1\].h, wanted float32 \[2, 4\]: ",
+        ),
+        (
+            lambda carry: (carry[0], jax.tree.map(lambda leaf: leaf.astype(np.float16), carry[1])),
+            r"carry of stage 1 \(lstm 2, head\) is float16 \[2, 4\] at \[0\].h, wanted float32 \[2, 4\]: ",
+        ),
+    ],
+)
+def test_refuses_a_carry_of_another_kind(pipe: mp_lstm.Pipeline, state: State, change: Any, message: str) -> None:
+    """It was an error of zip, of trees, or of a compiled program's types."""
+    carry = change(carry_of(pipe))
+    with pytest.raises(InputError, match=f"^{message}{REMEDY}"):
+        pipe.infer(state, TOKENS, carry)
+    with pytest.raises(InputError, match=f"^{message}{REMEDY}"):
+        pipe.infer(state, TOKENS, carry, resets=[True, False])
+    with pytest.raises(InputError, match=f"^{message}{REMEDY}"):
+        pipe.evaluate(state, BATCH, carry=carry)
+
+
+def test_a_carry_may_lie_anywhere(state: State, pipe: mp_lstm.Pipeline) -> None:
+    """On the host or another device it was refused where programs were made for it, or by them."""
+    carry, other = carry_of(pipe), jax.devices()[3]
+    wanted, after = pipe.infer(state, TOKENS, carry)
+    for given in (list(carry), jax.device_put(carry, other), jax.tree.map(lambda leaf: leaf.astype(float), carry)):
+        found, _ = pipe.infer(state, TOKENS, given)
+        np.testing.assert_array_equal(found, wanted)
+    assert {leaf.sharding for leaf in jax.tree.leaves(after[1])} == {pipe.stages[1].sharding}
+    pipe.infer(state, TOKENS, carry, resets=[True, False])
+    jax.block_until_ready(pipe.evaluate(state, BATCH, carry=jax.device_put(carry, other)).loss)
