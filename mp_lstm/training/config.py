@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mp_lstm.errors import InputError
+from mp_lstm.planning.checks import LEAST, MOST
 from mp_lstm.training.fields import WRONG, field_types, from_toml, in_words, suggestion, to_toml
 from mp_lstm.training.files import replace_text
-from mp_lstm.training.overrides import override
+from mp_lstm.training.overrides import overridden, override
+from mp_lstm.training.unused import refuse_unused, unused
 
 Auto = Literal["auto"]
 Options = dict[str, int | float | bool | str]
@@ -132,7 +134,7 @@ class PipelineConfig:
 class OptimizerConfig:
     """The update."""
 
-    # Any leaf-wise optax optimizer that needs no more than a learning rate.
+    # Any leaf-wise optax optimizer with a learning rate: adam, adamw, nadam, sgd, rmsprop, lion, lamb and many more.
     name: str = "adam"
     # Largest, or first, learning rate.
     learning_rate: float = 3e-3
@@ -144,7 +146,9 @@ class OptimizerConfig:
     normalize: Literal["tokens", "rows"] = "tokens"
     # Batches of an update; the last update of an epoch may have fewer.
     every_k: int = 1
-    # "constant", "plateau", "epochs", or an optax schedule that counts updates.
+    # "constant", "plateau", "epochs", or an optax schedule that counts updates: linear_schedule, polynomial_schedule,
+    # exponential_decay, cosine_decay_schedule, cosine_onecycle_schedule, linear_onecycle_schedule,
+    # warmup_constant_schedule, warmup_cosine_decay_schedule or warmup_exponential_decay_schedule.
     rate_schedule: str = "cosine_decay_schedule"
     # Arguments of the optax schedule, e.g. { alpha = 0.1 }; a length that is not given is the whole run.
     rate_options: Options = field(default_factory=dict)
@@ -216,14 +220,23 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
       The configuration, validated.
 
     Raises:
-      InputError: the file cannot be read; a name is unknown, a type wrong, a value out of range.
+      InputError: the file cannot be read; a name is unknown, a type wrong, a value out of range; a field is given that
+        does nothing (`unused`). What a file gives may come to that by overrides of other fields, and what `save` wrote
+        is a run's, whatever it is.
 
     Example:
       >>> load(overrides=["--model.hidden", "64", "32", "--model.layers", "2"]).model.hidden
       (64, 32)
     """
-    given = Config() if path is None else from_table(_read(Path(path)), str(path))
-    return validate(override(given, overrides), "" if path is None else f"{path}: ", given)
+    source, table = ("", {}) if path is None else (f"{path}: ", _read(Path(path)))
+    given = from_table(table, str(path))
+    config = validate(override(given, overrides), source, given)
+    words = overridden(overrides)
+    if path is None or _saved_count(Path(path)) is None:
+        names = [f"{section}.{name}" for section, content in table.items() for name in content]
+        refuse_unused(config, [name for name in unused(given, names) if name not in words], source)
+    refuse_unused(config, words)
+    return config
 
 
 def save(config: Config, path: str | os.PathLike[str]) -> None:
@@ -305,11 +318,12 @@ def load_saved(path: str | os.PathLike[str]) -> Config:
     name, table = os.fspath(path), _read(Path(path))
     if lost := [section for section in _SECTIONS if section not in table]:
         raise InputError(f"{name} has lost its section [{lost[0]}]: put the file of the run back")
-    config = load(path)
+    given = from_table(table, name)
+    config = validate(given, f"{name}: ", given)
     found = sum(map(len, table.values()))
-    if (count := _COUNT.match(_text(Path(path)))) and found < int(count[1]):
+    if (count := _saved_count(Path(path))) is not None and found < count:
         raise InputError(
-            f"{name} has {found} of the {count[1]} fields that it was saved with: put the file of the run back"
+            f"{name} has {found} of the {count} fields that it was saved with: put the file of the run back"
         )
     if empty := [section for section in _SECTIONS if not table[section]]:  # of a file that does not say how many
         raise InputError(f"{name} has lost the fields of [{empty[0]}]: put the file of the run back")
@@ -388,8 +402,6 @@ def _at_least(least: int, most: int | None = None) -> _Range:
     return _Range(lambda value: least <= value <= most, f"at least {least} and at most {most:,}")
 
 
-# Devices compute in float32: a smaller number is zero there, a larger one infinite.
-LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 MOST_DROPOUT = 1 - 2.0**-16  # masks are drawn of 16 bits: more would keep nothing
 
 _POSITIVE = _Range(lambda value: LEAST <= value <= MOST, "a number above 0 that float32 holds (1.2e-38 to 3.4e38)")
@@ -464,6 +476,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read ({error.strerror}): pass a TOML file") from error
     except ValueError as error:  # TOML's own errors, and bytes that are not UTF-8
         raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def _saved_count(path: Path) -> int | None:
+    """How many fields a file had when `save` wrote it; None of one that a user wrote."""
+    count = _COUNT.match(_text(path))
+    return None if count is None else int(count[1])
 
 
 def _text(path: Path) -> str:

@@ -72,6 +72,16 @@ def override(config: C, words: Sequence[str]) -> C:
     return config
 
 
+def overridden(words: Sequence[str]) -> list[str]:
+    """The full names of the fields that overrides set.
+
+    Example:
+      >>> overridden(["--model.tie", "False", "--data.batch-size=8"])
+      ['model.tie', 'data.batch_size']
+    """
+    return list(dict.fromkeys(flag[2:] for flag, _ in _grouped(words)))
+
+
 def overrides_help(config: Any, *, width: int = 100) -> str:
     """The flags with the comments of their fields, types and values, for `--help`.
 

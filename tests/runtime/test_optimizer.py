@@ -25,10 +25,13 @@ from reference import assert_close
         optax.lamb(1e-3),
         optax.chain(optax.clip(1.0), optax.adam(optax.linear_schedule(1e-3, 0.0, 10))),
         optax.adaptive_grad_clip(0.1),
+        optax.adan(1e-3, b2=0.5),
+        optax.optimistic_adam_v2(1e-3, alpha=0.5),
     ],
-    ids=["momentum", "adamw", "lion", "lamb", "clip by value", "adaptive clip"],
+    ids=["momentum", "adamw", "lion", "lamb", "clip by value", "adaptive clip", "adan", "optimistic adam"],
 )
 def test_takes_what_treats_each_leaf_alone(optimizer: optax.GradientTransformation) -> None:
+    """Adan and optimistic Adam subtract: of what nearly cancels out, rounding was taken for another leaf's part."""
     check_leafwise(optimizer)
 
 

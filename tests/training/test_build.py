@@ -165,7 +165,14 @@ def test_the_setup_is_what_the_sections_say(setup_of: Callable[..., Setup]):
         ("--model.hidden 4 6", "[model] tie: the last hidden size is 6 and embed is 4"),
         ("--data.buckets 2 --data.long_sentences drop", "[data] all 30 sentences are longer than the last bucket, 2"),
         ("--optimizer.name rmsprob", "optimizer.name 'rmsprob' is unknown to optax: did you mean rmsprop?"),
-        ("--optimizer.name lbfgs --optimizer.rate_schedule constant", "[optimizer] the optimizer needs more than"),
+        (
+            "--optimizer.name lbfgs",
+            "optimizer.name is 'lbfgs', whose update needs value, grad, value_fn too; a stage has",
+        ),
+        (
+            "--optimizer.name noisy_sgd",
+            "optimizer.name is 'noisy_sgd', whose update depends on all other parameters; a",
+        ),
         ("--optimizer.name rprop", "optimizer.rate_schedule is cosine_decay_schedule, but rprop takes one rate alone"),
         ("--optimizer.options epsi 1", "optimizer.options has 'epsi', adam does not: did you mean eps?"),
         ("--optimizer.options b1 high", "optimizer.options: b1 is 'high', wanted a number"),
@@ -174,12 +181,8 @@ def test_the_setup_is_what_the_sections_say(setup_of: Callable[..., Setup]):
         ("--optimizer.rate_schedule plato", "optimizer.rate_schedule 'plato' is unknown: did you mean plateau?"),
         ("--optimizer.rate_options alpa 0", "optimizer.rate_options has 'alpa', cosine_decay_schedule does not: did"),
         (
-            "--optimizer.rate_schedule constant --optimizer.rate_options alpha 0",
-            "optimizer.rate_options are for an optax schedule, rate_schedule is constant: leave them out",
-        ),
-        (
             "--optimizer.rate_schedule linear_schedule",
-            "optimizer.rate_options lacks end_value of linear_schedule: write e.g. rate_options = { end_value = 0.1 }",
+            "optimizer.rate_options lacks end_value of linear_schedule: write e.g. rate_options = { end_value = 0.0 }",
         ),
     ],
 )
@@ -213,8 +216,7 @@ def test_the_bucket_bill(setup_of: Callable[..., Setup]):
 # --- optimizers and learning rates ---
 
 
-@pytest.mark.filterwarnings("ignore:`optimistic_adam`:DeprecationWarning", "ignore:Specifying a key:UserWarning")
-@pytest.mark.parametrize("name", sorted(optimizers.optimizers()))
+@pytest.mark.parametrize("name", sorted(set(optimizers.optimizers()) - set(optimizers.UNFIT)))
 def test_every_optimizer_of_optax_is_made_by_its_name(name: str):
     config = config_of(f"--optimizer.name {name} --optimizer.rate_schedule constant")
     made = make_optimizer(config)

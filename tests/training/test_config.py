@@ -33,7 +33,14 @@ from mp_lstm.training.config import (
     validate,
 )
 from mp_lstm.training.fields import field_types, to_toml
-from mp_lstm.training.overrides import field_comments, flag_types, override, overrides_help, split_overrides
+from mp_lstm.training.overrides import (
+    field_comments,
+    flag_types,
+    overridden,
+    override,
+    overrides_help,
+    split_overrides,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FLAGS = flag_types(Config)
@@ -270,6 +277,11 @@ def test_overrides_come_after_the_file(tmp_path: Path):
     path.write_text("[train]\nepochs = 7\nseed = 7")
     train = load(path, ["--train.epochs", "9"]).train
     assert (train.epochs, train.seed) == (9, 7)
+
+
+def test_fields_that_are_overridden_are_told_once_and_by_their_names():
+    words = ["--train.epochs", "9", "--data.batch-size=8", "--data.buckets", "8", "16", "--train.epochs=7"]
+    assert overridden(words) == ["train.epochs", "data.batch_size", "data.buckets"]
 
 
 def test_options_keep_their_types():
