@@ -24,6 +24,7 @@ from mp_lstm.data.batches import ContiguousBatches
 from mp_lstm.data.checks import integer
 from mp_lstm.data.order import seeded
 from mp_lstm.data.source import check_index
+from mp_lstm.errors import InputError
 
 WHOLE = 0.95
 """Share of the lengths that are drawn around T; the others around half of it."""
@@ -46,7 +47,7 @@ class RandomLengthBatches(ContiguousBatches):
       seed: of the lengths and their order.
 
     Raises:
-      InputError: as in `ContiguousBatches`.
+      InputError: as in `ContiguousBatches`; a multiple that is longer than T.
 
     References:
       Merity, Keskar and Socher 2017, section 5 (https://arxiv.org/abs/1708.02182), where lengths are not rounded.
@@ -64,6 +65,8 @@ class RandomLengthBatches(ContiguousBatches):
     def __post_init__(self) -> None:
         super().__post_init__()
         integer("multiple", self.multiple)
+        if self.multiple > self.length:
+            raise InputError(f"multiple is {self.multiple}, wanted at most the length, which is {self.length}")
         integer("seed", self.seed, 0)
 
     @property

@@ -87,7 +87,7 @@ def iterate(
       An iterator over the position after each batch, where a later pass continues, and the batch.
 
     Raises:
-      InputError: the source has no such position.
+      InputError: the source has no such position; the epochs are no whole number of at least 0.
 
     Example:
       >>> from mp_lstm.data import ContiguousBatches, load_austen
@@ -101,7 +101,7 @@ def iterate(
             f"the position is batch {index} of epoch {epoch}, which has {source.num_batches(epoch)} batches: "
             "continue with the data settings of the run that gave it"
         )
-    return _walk(source, epoch, index, epochs)
+    return _walk(source, epoch, index, None if epochs is None else integer("epochs", epochs, 0))
 
 
 def _walk(source: BatchSource, epoch: int, index: int, epochs: int | None) -> Iterator[tuple[Position, Batch]]:

@@ -111,7 +111,8 @@ def make_sources(config: Config, corpus: Corpus) -> Sources:
         train, valid, test = (ContiguousBatches(split, data.length, data.batch_size) for split in splits)
         if data.random_length is not None:
             seed = config.train.seed
-            train = RandomLengthBatches(corpus.train, data.length, data.batch_size, data.random_length, seed)
+            with named("data.random_length"):
+                train = RandomLengthBatches(corpus.train, data.length, data.batch_size, data.random_length, seed)
         return Sources(train, valid, test)
     if data.random_length is not None:
         raise InputError("[data] random_length is for consecutive text: leave it out, or pass --data.mode contiguous")

@@ -38,6 +38,7 @@ def test_lengths_are_drawn_around_the_length_and_sometimes_around_half_of_it():
     st.integers(0, 9),
 )
 def test_every_token_comes_once_in_every_epoch(tokens, length, batch_size, multiple, seed, epoch):
+    multiple = min(multiple, length)
     source = source_of(tokens, length, batch_size, multiple, seed)
     seen, count = [[] for _ in range(batch_size)], source.num_batches()
     for index in range(count):
@@ -72,5 +73,7 @@ def test_epochs_differ_and_a_position_gives_its_batch_back():
 def test_what_is_no_multiple():
     with pytest.raises(InputError, match="multiple"):
         source_of(50, multiple=0)
+    with pytest.raises(InputError, match=r"^multiple is 71, wanted at most the length, which is 70$"):
+        source_of(50, multiple=71)
     with pytest.raises(IndexError):
         source_of(50).batch(0, 1)

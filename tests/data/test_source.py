@@ -90,3 +90,11 @@ def test_batches_share_no_memory(source):
 
 def test_dropped_is_printed():
     assert str(Dropped()) == "0 sentences (0 tokens) dropped"
+
+
+@sources
+def test_epochs_that_are_no_number_of_passes(source):
+    """With -1 of them there was no batch, and nobody said so."""
+    with pytest.raises(InputError, match=r"^epochs is -1, wanted an integer of at least 0"):
+        iterate(source, epochs=-1)
+    assert not list(iterate(source, start=(2, 0), epochs=1))  # a run that is over

@@ -181,3 +181,6 @@ def test_random_lengths_are_for_consecutive_text(tiny: Tiny) -> None:
         InputError, match=r"^\[data\] random_length is for consecutive text: leave it out, or pass --da"
     ):
         tiny(data={"random_length": 5})
+    longer = r"^\[data.random_length\] multiple is 11, wanted at most the length, which is 10$"
+    with pytest.raises(InputError, match=longer):
+        tiny(data=RANDOM | {"random_length": 11})
