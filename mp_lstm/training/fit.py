@@ -10,6 +10,7 @@ directory, the first one writes the last two.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -24,6 +25,7 @@ import jax
 from mp_lstm.data import iterate
 from mp_lstm.errors import InputError
 from mp_lstm.layers.model import step_shape
+from mp_lstm.planning import BucketPlan
 from mp_lstm.runtime import processes
 from mp_lstm.training import checkpoint
 from mp_lstm.training.checkpoint import Restored
@@ -35,6 +37,7 @@ from mp_lstm.training.metrics import FILE, counted_compilations, metrics_writer,
 from mp_lstm.training.notes import Notes, Validation
 from mp_lstm.training.plots import plot_losses
 from mp_lstm.training.progress import progress
+from mp_lstm.training.run_directory import check_writable, held
 from mp_lstm.training.setup import Setup
 from mp_lstm.training.warm_up import WarmUp, complete_together
 
@@ -78,12 +81,21 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
       The result.
 
     Raises:
-      InputError: the directory holds another run, or none to resume, or cannot be written to; the loss or the gradient
-        is not finite.
+      InputError: the directory holds another run, or none to resume, or cannot be written to, or is being trained; the
+        loss or the gradient is not finite.
     """
     began = time.perf_counter()
     run_dir = Path(run_dir)
-    processes.by_the_first(lambda: _check_directory(run_dir, resume))
+    with contextlib.ExitStack() as ours:
+        processes.by_the_first(lambda: _take_directory(run_dir, resume, ours))
+        result = _train(setup, run_dir, began, resume=resume)
+        if processes.is_first():
+            _plot(run_dir)
+    return result
+
+
+def _train(setup: Setup, run_dir: Path, began: float, *, resume: bool) -> FitResult:
+    """`fit` in a directory that is ours."""
     state, notes = _begin(setup, run_dir)
     total = _total(setup, state.step, notes)
     keep = notes.metrics_size if resume else None
@@ -128,20 +140,20 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
                 programs=len(setup.pipe.programs),
                 compiled_after_warmup=warm_up.unforeseen,
             )
-    if processes.is_first():
-        _plot(run_dir)
     return result
 
 
-def _check_directory(run_dir: Path, resume: bool) -> str:
-    """Makes the directory of a new run; refuses to mix runs. Returns it."""
-    if resume:
-        if not run_dir.is_dir():
-            raise InputError(f"{run_dir} is no run directory, so there is nothing to resume: train without --resume")
-        _check_not_lost(run_dir)
-        return str(run_dir)
+def _take_directory(run_dir: Path, resume: bool, ours: contextlib.ExitStack) -> str:
+    """Makes the directory of a new run; refuses to mix runs. Returns it, held until `ours` is closed."""
+    if resume and not run_dir.is_dir():
+        raise InputError(f"{run_dir} is no run directory, so there is nothing to resume: train without --resume")
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
+    ours.enter_context(held(run_dir))
+    check_writable(run_dir)
+    if resume:
+        _check_not_lost(run_dir)
+        return str(run_dir)
     if (run_dir / FILE).exists() or checkpoint.latest(run_dir) is not None:
         raise InputError(f"{run_dir} holds another run: pass --resume to continue it, or another --run-dir")
     return str(run_dir)
@@ -203,15 +215,22 @@ def _start(setup: Setup) -> dict[str, Any]:
 
 
 def _announcement(setup: Setup) -> str:
-    """The placement table, the timetable of the commonest bucket, and what is left out."""
-    plan, source = setup.plan, setup.sources.train
+    """The text, the placement table, the timetable of the commonest bucket, and what is left out."""
+    plan, source, corpus = setup.plan, setup.sources.train, setup.corpus
+    text = f"text: {corpus.name}, {len(corpus.train.tokens):,} tokens, {len(corpus.vocabulary):,} words"
     sample = islice(iterate(source, epochs=1), SAMPLE)
     lengths = Counter(plan.bucket_for(step_shape(batch)[0]).length for _, batch in sample)
     length = max(lengths, key=lengths.__getitem__)
-    bucket = plan.buckets[length]
-    cut = "uncut" if bucket.chunks == 1 else f"{bucket.chunks} chunks of {bucket.chunk} steps"
-    title = f"{plan.schedule_name}, bucket {length}, the commonest: {cut}"
-    return f"{plan}\n\n{title}\n{plan.schedule((length,))}\n\n{source.dropped}\n"
+    title = f"{plan.schedule_name}, bucket {length}, the commonest: {_cut(plan.buckets[length])}"
+    return f"{text}\n\n{plan}\n\n{title}\n{plan.schedule((length,))}\n\n{source.dropped}\n"
+
+
+def _cut(bucket: BucketPlan) -> str:
+    """How a batch is cut, in time and in rows."""
+    cuts = [f"{bucket.chunks} chunks of {bucket.chunk} steps"] if bucket.chunks > 1 else []
+    if bucket.microbatches > 1:
+        cuts.append(f"{bucket.microbatches} micro-batches of {bucket.rows_per_microbatch} rows")
+    return " and ".join(cuts) or "uncut"
 
 
 def _test(setup: Setup, run_dir: Path, trainer: Trainer) -> tuple[SplitResult, int]:

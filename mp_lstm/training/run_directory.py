@@ -6,7 +6,9 @@ It holds config.toml (the configuration in full), vocabulary.txt, metrics.jsonl,
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
@@ -43,18 +45,59 @@ def fresh_directory(run_dir: Path | None, name: str) -> Path:
 
 
 def check_writable(run_dir: Path) -> None:
-    """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work."""
+    """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work.
+
+    A file is made beside the checkpoints too, where there are some.
+    """
     with writing(run_dir):
         made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         with writing(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=run_dir) as file:
+        for folder in filter(Path.is_dir, (run_dir, run_dir / "checkpoints")):
+            with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"room")
     finally:
         for path in made:
             with contextlib.suppress(OSError):  # not made after all, or somebody else's too by now
                 path.rmdir()
+
+
+@contextlib.contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Keeps others from training the same run meanwhile; the system lets go of it however the process ends.
+
+    Nothing is held where the system has no such locks, as on some network disks.
+
+    Raises:
+      InputError: another process trains it.
+
+    Example:
+      >>> with tempfile.TemporaryDirectory() as folder, held(Path(folder)):
+      ...     with held(Path(folder)):
+      ...         pass
+      Traceback (most recent call last):
+      mp_lstm.errors.InputError: ... is being trained by another process: wait for it, or stop it, or ...
+    """
+    try:
+        import fcntl
+    except ImportError:  # on Windows there is none
+        yield
+        return
+    with writing(run_dir):
+        folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{run_dir} is being trained by another process: wait for it, or stop it, or pass another --run-dir"
+            ) from error
+        except OSError:  # no such locks here
+            pass
+        yield
+    finally:
+        os.close(folder)
 
 
 def saved_config(run_dir: Path) -> Config:

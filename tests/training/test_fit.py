@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from mp_lstm.training import checkpoint
 from mp_lstm.training.fit import SplitResult, evaluate, fit
 from mp_lstm.training.loop import windows
 from mp_lstm.training.metrics import read_metrics
+from mp_lstm.training.run_directory import held
 from mp_lstm.training.setup import Setup
 
 Tiny = Callable[..., Setup]
@@ -152,7 +155,7 @@ def test_placement_timetable_and_what_is_dropped_are_printed_first(tiny: Tiny, t
     setup = tiny(train={"max_steps": 2})
     fit(setup, tmp_path)
     out = capsys.readouterr().out
-    assert out.startswith(f"{setup.plan}\n")
+    assert out.startswith(f"text: alphabet, {len(setup.corpus.train.tokens)} tokens, 7 words\n\n{setup.plan}\n")
     longest = out.index("wavefront, bucket 8, the commonest: 2 chunks of 4 steps\n")
     assert f"\n{setup.plan.schedule((8,))}\n" in out[longest:]
     assert "\n0 sentences (0 tokens) dropped\n" in out
@@ -169,6 +172,12 @@ def test_the_commonest_bucket_is_shown(tiny: Tiny, tmp_path: Path, capsys) -> No
 
     fit(with_train(tiny(train={"max_steps": 1}), shorten), tmp_path)
     assert "wavefront, bucket 4, the commonest: uncut\n" in capsys.readouterr().out
+
+
+def test_a_batch_cut_by_rows_is_not_called_uncut(tiny: Tiny, tmp_path: Path, capsys) -> None:
+    """The title of its timetable, which shows them, once said so."""
+    fit(tiny(pipeline={"schedule": "gpipe", "chunk": "auto", "microbatches": 2}, train={"max_steps": 1}), tmp_path)
+    assert "gpipe, bucket 8, the commonest: 2 micro-batches of 2 rows\n" in capsys.readouterr().out
 
 
 # Stopping and resuming.
@@ -330,6 +339,40 @@ def test_a_run_whose_best_checkpoint_is_gone_finds_another(tiny: Tiny, tmp_path:
     again = fit(setup, tmp_path, resume=True)
     assert again.best is not None
     assert again.best.step == checkpoint.best(tmp_path) == 40
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_is_trained_by_one_process_at_a_time(tiny: Tiny, tmp_path: Path, resume: bool) -> None:
+    """Two that resumed one run wrote over each other's checkpoints and metrics."""
+    setup = tiny(train={"max_steps": 1})
+    if resume:
+        fit(setup, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with held(tmp_path), pytest.raises(InputError, match=r"is being trained by another process: wait for it, or stop"):
+        fit(setup, tmp_path, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert fit(setup, tmp_path, resume=resume).steps == 1
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+def test_what_cannot_be_written_is_said_before_a_resumed_run_trains(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """On a disk that was read-only by then it trained to its next checkpoint first."""
+    fit(tiny(train={"epochs": 1}), tmp_path)
+    before, make = (tmp_path / "metrics.jsonl").read_bytes(), tempfile.TemporaryFile
+
+    def refused(*, dir: Path) -> Any:
+        if dir == tmp_path / place:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return make(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(
+        InputError, match=rf"^{tmp_path / place} cannot be written \(Read-only file system\): make room"
+    ):
+        fit(tiny(train={"epochs": 2}), tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("gone", ["checkpoints", "checkpoints/*"])
