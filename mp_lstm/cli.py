@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -128,7 +129,10 @@ def _run(words: list[str]) -> int:
         raise InputError(f"{args.command} takes no {overrides[0]}: it uses the configuration of the run")
     if unknown:
         flags = [*args.flags, *(fields if args.configured else ())]
-        raise InputError(f"{unknown[0]} is unknown to {args.command}: {suggest_flag(unknown[0], flags)}")
+        remedy = suggest_flag(unknown[0], flags)
+        if args.stray and not unknown[0].startswith("-"):
+            remedy = f"did you mean {args.stray} {shlex.quote(unknown[0])}?"
+        raise InputError(f"{unknown[0]} is unknown to {args.command}: {remedy}")
     if strangers := [word for word in overrides if not is_utf8(word)]:
         raise InputError(
             f"{strangers[0]!r} is not UTF-8, which config.toml is kept in: rename it, or make a link to it"
@@ -171,7 +175,7 @@ def _parser() -> _Parser:
             )
         else:
             command.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a trained run")
-        command.set_defaults(run=run, configured=configured)
+        command.set_defaults(run=run, configured=configured, stray=None)
         return command
 
     train = add("train", _train, "Train a model; by default on the corpus in the package.", configured=True)
@@ -188,18 +192,24 @@ def _parser() -> _Parser:
     launched.add_argument(
         "--devices-per-process", type=int, metavar="K", help="emulated CPU devices of each; default: as configured"
     )
-    launched.set_defaults(run=_launch, configured=False)
+    launched.set_defaults(run=_launch, configured=False, stray=None)
     evaluate = add("evaluate", _evaluate, "Evaluate the best parameters of a run.", configured=False)
     read = evaluate.add_mutually_exclusive_group()
-    read.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
+    read.add_argument("--split", choices=("train", "valid", "test"), help="default: test")  # none: --text shuts it out
     read.add_argument("--text", metavar="FILE", help="a text instead, a sentence a line; -: standard input")
     evaluate.add_argument(
-        "--per-token", type=Path, metavar="FILE", help="write each token and its negative log-likelihood there"
+        "--per-token",
+        type=_output,
+        metavar="FILE",
+        help="write each token, as the model knows it, and its negative log-likelihood there; -: standard output",
     )
+    evaluate.set_defaults(stray="--text")
     generate = add("generate", _generate, "Let the best parameters of a run write.", configured=False)
     begin = generate.add_mutually_exclusive_group()
     begin.add_argument("--prompt", default="", help="text to continue; default: none")
-    begin.add_argument("--prompts", type=Path, metavar="FILE", help="texts to continue, one a line, all in one batch")
+    text = "texts to continue, one a line, all in one batch; -: standard input"
+    begin.add_argument("--prompts", type=_input, metavar="FILE", help=text)
+    generate.set_defaults(stray="--prompt")
     generate.add_argument("--tokens", type=int, default=50, metavar="N", help="words to write; default: 50")
     generate.add_argument(
         "--temperature", type=float, default=1.0, metavar="X", help="default: 1; 0: the likeliest word"
@@ -225,6 +235,16 @@ def _parser() -> _Parser:
         flags = [flag for action in command._actions for flag in action.option_strings if flag.startswith("--")]
         command.set_defaults(flags=flags)
     return parser
+
+
+def _output(name: str) -> Path:
+    """The path of a file to write, or of standard output."""
+    return Path("/dev/stdout" if name == "-" else name)
+
+
+def _input(name: str) -> Path:
+    """The path of a file to read, or of standard input."""
+    return Path("/dev/stdin" if name == "-" else name)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -316,14 +336,15 @@ def _evaluate(args: argparse.Namespace) -> int:
     from mp_lstm.training.loop import epoch_of
     from mp_lstm.training.metrics import FILE, MetricsWriter
 
+    split = args.split or "test"
     setup = _setup(config, vocabulary)
     restored = restore_best(setup.pipe, args.run_dir)
     if args.per_token is None:
-        result = evaluate(setup, restored.state, args.split)
+        result = evaluate(setup, restored.state, split)
     else:
-        result = _scored(setup.pipe, restored.state, getattr(setup.sources, args.split), vocabulary, args.per_token)
-    print(f"{args.split}: {_result_line(result)}")
-    if args.split == "test":
+        result = _scored(setup.pipe, restored.state, getattr(setup.sources, split), vocabulary, args.per_token)
+    print(f"{split}: {_result_line(result)}")
+    if split == "test":
         epoch = epoch_of(restored.notes.position)
         try:
             with MetricsWriter(args.run_dir / FILE) as writer:

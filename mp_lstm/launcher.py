@@ -87,7 +87,7 @@ def _tell(number: int, stream: IO[bytes] | None) -> None:
     with stream:
         for line in stream:
             text = line.decode(errors="replace").rstrip("\n")
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(OSError):  # a disk that is full ends no training; the command says so at its end
                 print(f"[{number}] {text}\n", end="", flush=True)  # in one piece
 
 

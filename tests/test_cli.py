@@ -183,6 +183,24 @@ def test_a_file_of_prompts_is_a_batch(copied: Path, run: Callable[..., Done]):
     assert ended.count("\n") == 1
 
 
+def test_prompts_on_standard_input(copied: Path, run: Callable[..., Done]):
+    words = ("generate", "runs/tiny-1", "--tokens", "3", "--seed", "1")
+    (copied / "prompts.txt").write_text("a b c\nb\n")
+    read, write = os.pipe()
+    os.write(write, b"a b c\nb\n")
+    os.close(write)
+    before = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        done = run(*words, "--prompts", "-")
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(read)
+    assert done == run(*words, "--prompts", "prompts.txt")
+    assert done.out.startswith("a b c ")
+
+
 def test_every_token_is_scored(copied: Path, run: Callable[..., Done]):
     whole = run("evaluate", "runs/tiny-1").out
     done = run("evaluate", "runs/tiny-1", "--per-token", "scores.tsv")
@@ -289,8 +307,12 @@ def test_scores_on_standard_output(copied: Path, capfd: pytest.CaptureFixture[st
     assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "scores.tsv"]) == 0
     capfd.readouterr()
     assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "/dev/stdout"]) == 0
-    *lines, result = capfd.readouterr().out.splitlines(keepends=True)
+    out = capfd.readouterr().out
+    *lines, result = out.splitlines(keepends=True)
     assert ("".join(lines), result[:6]) == (Path("scores.tsv").read_text(), "test: ")
+    assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "-"]) == 0
+    assert capfd.readouterr().out == out
+    assert not Path("-").exists()
 
 
 def test_a_run_goes_on_longer_and_on_other_stages(copied: Path, run: Callable[..., Done]):
@@ -561,6 +583,8 @@ def test_a_negative_seed_is_one_line(copied: Path, refused: Callable[..., None])
         ("evaluate runs/tiny-1 --text latin.txt", "latin.txt, line 2: the byte 0xe9 is not UTF-8"),
         ("evaluate runs/tiny-1 --text strange.txt", "strange.txt, line 1: the word 'zebra' is not in the training tex"),
         ("evaluate runs/tiny-1 --text a.txt --split test", "--split: not allowed with argument --text"),
+        ("evaluate runs/tiny-1 a.txt", "a.txt is unknown to evaluate: did you mean --text a.txt?"),
+        ("generate runs/tiny-1 word", "word is unknown to generate: did you mean --prompt word?"),
         ("evaluate runs/tiny-1 --per-token none/a", "none/a cannot be written (No such file or directory): pass anot"),
         ("generate runs/tiny-1 --prompts none.txt", "none.txt cannot be read (No such file or directory)"),
         ("generate runs/tiny-1 --prompts blank.txt", "blank.txt has no words: write one prompt a line"),

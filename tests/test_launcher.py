@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -36,3 +38,17 @@ def test_one_that_will_not_end_is_killed():
 def test_no_process_is_refused():
     with pytest.raises(InputError, match="--processes is 0, wanted at least 1: pass --processes 2 for two"):
         launch(["true"], 0)
+
+
+def test_a_disk_that_is_full_is_one_line():
+    """The threads that pass lines on died of it with tracebacks, and the rest of the output stood in the pipes."""
+    code = 'import sys; from mp_lstm import cli; cli.sys.executable = "echo"; sys.exit(cli.main())'
+    words = ["launch", "--processes", "2", "--", "train"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert done.stderr == (
+        "mp-lstm: error: standard output cannot be written (No space left on device): send it elsewhere\n"
+    )
+    assert done.returncode == 2
