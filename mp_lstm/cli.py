@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mp_lstm import launch
 from mp_lstm.errors import InputError
@@ -143,7 +143,11 @@ def _run(words: list[str]) -> int:
 
 def _split_launched(words: list[str]) -> tuple[list[str], list[str]]:
     """The words of `launch` itself, and those of the command that it runs."""
-    if words[:1] != ["launch"] or "--" not in words:
+    if words[:1] != ["launch"]:
+        return words, []
+    if "--" not in words:
+        if "train" in words:
+            raise InputError("launch has no -- before train: write mp-lstm launch --processes N -- train ...")
         return words, []
     at = words.index("--")
     return words[:at], words[at + 1 :]
@@ -343,7 +347,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         result = evaluate(setup, restored.state, split)
     else:
         result = _scored(setup.pipe, restored.state, getattr(setup.sources, split), vocabulary, args.per_token)
-    print(f"{split}: {_result_line(result)}")
+    print(f"{split}: {_result_line(result)}", file=_beside(args.per_token))
     if split == "test":
         epoch = epoch_of(restored.notes.position)
         try:
@@ -365,9 +369,10 @@ def _evaluate_text(args: argparse.Namespace, config: Config, vocabulary: Vocabul
     result = _scored(pipe, restore_best(pipe, args.run_dir).state, source, vocabulary, args.per_token)
     unknown = int((text.tokens == vocabulary.unk).sum())
     name = "standard input" if args.text == "-" else args.text
-    print(f"{name}: {_result_line(result)}, of which {unknown:,} are <unk>")
+    out = _beside(args.per_token)
+    print(f"{name}: {_result_line(result)}, of which {unknown:,} are <unk>", file=out)
     if any(source.dropped):
-        print(source.dropped)
+        print(source.dropped, file=out)
     return 0
 
 
@@ -411,6 +416,11 @@ def _check_scores_file(args: argparse.Namespace, config: Config) -> None:
             raise InputError(f"--per-token {path} is {what}, it would be lost: pass another file")
     with writing(path, OTHER_SCORES):
         check_replaceable(path)
+
+
+def _beside(scores: Path | None) -> TextIO:
+    """Where the result goes: not among scores on standard output, which another program may read."""
+    return sys.stderr if scores == _output("-") else sys.stdout
 
 
 def _result_line(result: SplitResult) -> str:
@@ -467,12 +477,15 @@ def _plan(args: argparse.Namespace) -> int:
 
     from mp_lstm.planning import predict
     from mp_lstm.training.build import bill_of, read_corpus
+    from mp_lstm.training.optimizers import make_optimizer, make_schedule
     from mp_lstm.training.planned import make_planned, prediction_lines
+    from mp_lstm.training.setup import updates_per_epoch
     from mp_lstm.training.timeline import device_names
     from mp_lstm.training.timeline_plot import timeline_picture
 
     corpus = read_corpus(config)
     planned = make_planned(config, corpus, jax.devices(), cache=_cost_cache())
+    make_optimizer(config, make_schedule(config, updates_per_epoch(config, planned.sources.train)))  # if train could
     plan, costs, counts = planned.plan, planned.costs, planned.sources.train.counts()
     commonest = max(counts, key=counts.__getitem__)
     if args.plot is not None:

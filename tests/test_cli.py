@@ -303,15 +303,14 @@ def test_a_refused_evaluation_leaves_the_scores_of_another(copied: Path, refused
 
 
 def test_scores_on_standard_output(copied: Path, capfd: pytest.CaptureFixture[str]):
-    """It is not replaced by a file."""
+    """It is not replaced by a file, and nothing else is written there."""
     assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "scores.tsv"]) == 0
     capfd.readouterr()
     assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "/dev/stdout"]) == 0
-    out = capfd.readouterr().out
-    *lines, result = out.splitlines(keepends=True)
-    assert ("".join(lines), result[:6]) == (Path("scores.tsv").read_text(), "test: ")
-    assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "-"]) == 0
-    assert capfd.readouterr().out == out
+    out, err = capfd.readouterr()
+    assert (out, err[:6]) == (Path("scores.tsv").read_text(), "test: ")
+    assert cli.main(["evaluate", "runs/tiny-1", "--per-token", "-", "--text", "text/test.txt"]) == 0
+    assert (out, "text/test.txt: loss ") == ((done := capfd.readouterr()).out, done.err[:20])
     assert not Path("-").exists()
 
 
@@ -439,6 +438,17 @@ def test_timeline_keeps_the_commonest_bucket(place: Path, run: Callable[..., Don
         ("launch -- train", "arguments are required: --processes"),
         ("launch --processes 2", "launch runs train, and was given no command: write -- train ... after its options"),
         ("launch --processes 2 -- evaluate none", "launch runs train, not 'evaluate'"),
+        (
+            "launch --processes 2 train tiny.toml",
+            "launch has no -- before train: write mp-lstm launch --processes N -- tra",
+        ),
+        (
+            "launch --processes 2 train --train.epochs 1",
+            "launch has no -- before train: write mp-lstm launch --processes",
+        ),
+        ("plan tiny.toml --optimizer.name adagard", "optimizer.name 'adagard' is unknown to optax: did you mean adagr"),
+        ("plan tiny.toml --optimizer.options b3 1", "optimizer.options has 'b3', adam does not"),
+        ("train --model.hidden", "--model.hidden is missing, wanted a whole number or a list of whole numbers"),
         ("launch --processes 0 -- train", "--processes is 0, wanted at least 1: pass --processes 2 for two"),
         ("launch --processes 2 --devices-per-process 0 -- train", "--devices-per-process is 0, wanted at least 1"),
         ("timeline tiny.toml --steps 0", "--steps is 0, wanted at least 1"),

@@ -229,7 +229,7 @@ def sequential(layers: Sequence[Layer], *, loss: Callable[[Any, Any, Any], Array
       The model.
 
     Raises:
-      InputError: there is no layer with parameters.
+      InputError: there is no layer with parameters, or a loss and a head.
 
     Example:
       >>> import mp_lstm
@@ -238,6 +238,8 @@ def sequential(layers: Sequence[Layer], *, loss: Callable[[Any, Any, Any], Array
       >>> [row.name for row in model.rows]
       ['lstm', 'dense']
     """
+    if loss is not None and layers and layers[-1].kind == "head":
+        raise InputError(f"sequential: the last layer, {layers[-1].name}, is a head already: leave loss out")
     layers = [*layers, loss_head(loss)] if loss is not None else list(layers)
     placed = [i for i, layer in enumerate(layers) if layer.cost(1, 1).parameters]
     if not placed:

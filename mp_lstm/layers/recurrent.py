@@ -7,6 +7,7 @@ compiled program would instead carry a copy of the weights for every unit.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
@@ -17,7 +18,7 @@ from jaxtyping import Array, Key
 from mp_lstm.errors import InputError
 from mp_lstm.layers.arguments import checked_sizes
 from mp_lstm.layers.base import Context, Layer, Params, State, infer_by_forward, mask_steps
-from mp_lstm.layers.checks import described
+from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.results import check_kept, pair
 from mp_lstm.planning.costs import Cost
 
@@ -50,8 +51,8 @@ def from_function(
       The layer.
 
     Raises:
-      InputError: (when first run) f gives no pair, or a state of another structure, shape or type than it was given;
-        f carries a state, the batch is padded and f does not take the context.
+      InputError: f takes other arguments. When first run: f gives no pair, or a state of another structure, shape or
+        type than it was given; f carries a state, the batch is padded and f does not take the context.
 
     Example:
       >>> import jax, jax.numpy as jnp, mp_lstm
@@ -60,6 +61,7 @@ def from_function(
       >>> scale.infer(jnp.float32(3), jnp.ones((2, 1, 1)), (), Context())[1].ravel().tolist()
       [3.0, 3.0]
     """
+    _check_takes(name, f, 4 if with_context else 3, "(params, x, state, ctx)" if with_context else "(params, x, state)")
 
     def checked(result: Any, before: State) -> tuple[State, Any]:
         state, y = pair(f"{name}: its function", result, "(state, y)")
@@ -130,7 +132,8 @@ def recurrent(
 
     Raises:
       InputError: what a flax cell or a function needs is missing, or a size is no positive whole number. When first
-        run: the cell gives no pair, or a carry of another structure, shape or type than it was given.
+        run: an input of another size; the cell gives no pair, or a carry of another structure, shape or type than it
+        was given.
 
     Example:
       >>> import flax.linen, jax, jax.numpy as jnp, mp_lstm
@@ -140,6 +143,9 @@ def recurrent(
       (4, 2, 5)
     """
     step = cell
+    if isinstance(cell, type):
+        raise InputError(f"{name}: the cell is the class {cell.__name__}: pass one of it, {cell.__name__}(...)")
+    size = None
     if hasattr(cell, "initialize_carry"):
         if inputs is None:
             raise InputError(f"{name}: the size of the cell's input is missing: pass recurrent(cell, inputs=D)")
@@ -150,6 +156,8 @@ def recurrent(
         raise InputError(f"{name}: a cell that is a function needs init=... and init_state=...")
 
     def run(params: Params, x: Any, state: State, ctx: Context) -> tuple[State, Any]:
+        if size is not None:
+            check_features(name, x, size)
         if ctx.mask is not None:
             _check_rows(name, state, ctx.mask.shape[1])
 
@@ -166,6 +174,16 @@ def recurrent(
     return from_function(
         init, run, init_state=init_state, with_context=True, cost=cost, name=name, kind=type(cell).__name__
     )
+
+
+def _check_takes(name: str, f: Callable[..., Any], count: int, wanted: str) -> None:
+    """Raises InputError for a function that cannot be called with so many arguments, as far as it tells."""
+    try:
+        inspect.signature(f).bind(*[None] * count)
+    except ValueError:  # it does not tell
+        return
+    except TypeError as error:
+        raise InputError(f"{name}: its function is called with {wanted} ({error}): let it take these") from error
 
 
 def _of_flax(cell: Any, inputs: int) -> tuple[Any, Any, Any]:

@@ -216,7 +216,8 @@ class CalibratedCosts:
         rates = rates or self.calibration.otherwise
         if rates is None:
             known = ", ".join(self.calibration.devices)
-            raise InputError(f"device {device} is not described, these are: {known}: pass devices=calibration.devices")
+            what = f"device {device}" if isinstance(device, str) else f"{device!r} is a device of JAX and no name; it"
+            raise InputError(f"{what} is not described, these are: {known}: pass devices=calibration.devices")
         return rates
 
 

@@ -8,7 +8,7 @@ Devices are opaque values here: plans for devices that are not there can be made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -177,6 +177,10 @@ class Plan:
           >>> plan.schedule((8, 4)).chunks
           (2, 2, 1, 1)
         """
+        if not isinstance(lengths, Iterable):
+            raise InputError(
+                f"lengths is {lengths!r}, the bucket length of each batch is wanted: pass e.g. ({lengths},)"
+            )
         if not lengths:
             raise InputError("a window got no batches: pass the bucket length of at least one, e.g. (32,)")
         for length in lengths:

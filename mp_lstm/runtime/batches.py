@@ -100,7 +100,8 @@ def _pad(plan: Plan, batch: Batch, dtype: Any) -> tuple[BucketPlan, Batch]:
     time, rows = step_shape(batch)
     if rows > plan.batch_size:
         raise InputError(
-            f"the batch has {rows} rows, the plan is for {plan.batch_size}: pass batch_size={rows} to make_plan"
+            f"the batch has {rows} rows, the plan is for {plan.batch_size}: pass batch_size={rows} to make_plan, or "
+            "arrays with time first, [T, B, ...]"
         )
     bucket = plan.bucket_for(time)
     add_time, add_rows = bucket.chunk * bucket.chunks - time, plan.batch_size - rows

@@ -65,6 +65,13 @@ def make_pipeline(
         raise InputError(
             f"the plan is for rows {names}, the model has {[row.name for row in model.rows]}: make a plan for it"
         )
+    sizes = [(row.parameters, layer.cost(1, 1).parameters) for row, layer in zip(plan.rows, model.rows, strict=True)]
+    if other := [name for name, (planned, own) in zip(names, sizes, strict=True) if planned != own]:
+        planned, own = sizes[names.index(other[0])]
+        raise InputError(
+            f"the plan is for a model whose {other[0]} has {planned:,} parameters, this one's has {own:,}: make a plan "
+            "for it"
+        )
     if normalize not in NORMALIZE:
         raise InputError(f"normalize is {normalize!r}, one of {', '.join(NORMALIZE)} is wanted")
     if max_norm is not None:

@@ -103,7 +103,7 @@ def _train(setup: Setup, run_dir: Path, began: float, *, resume: bool) -> FitRes
         writer.write("start", **_start(setup))
         print(_announcement(setup))
         if resume:
-            print(_resumed(state.step, total))
+            print(_resumed(state.step, total, notes.at_end))
         print("compiling the programs of each bucket before the first step that needs them ...", flush=True)
         with counted_compilations() as compiled, progress(total, done=state.step) as shown:
             warm_up = WarmUp(setup, compiled)
@@ -250,9 +250,14 @@ def _result(trainer: Trainer, test: SplitResult | None, number: int | None = Non
     return FitResult(steps, trainer.seconds, notes.valid, notes.best, test, number)
 
 
-def _resumed(step: int, total: int) -> str:
+def _resumed(step: int, total: int, at_end: Validation | None) -> str:
     if step == 0:
         return "there is no checkpoint yet: begun anew"
+    if step < total and at_end is not None:
+        return (
+            f"resumed after step {step}; the validation there (perplexity {at_end.perplexity:,.2f}) was made because "
+            "the run had ended, so it counts no more"
+        )
     if step < total:
         return f"resumed after step {step}"
     return f"resumed after step {step}, the last of the run: raise train.epochs or train.max_steps to go on training"

@@ -59,6 +59,8 @@ def override(config: C, words: Sequence[str]) -> C:
         if flag not in flags:
             raise InputError(f"{flag} is unknown: {suggest_flag(flag, flags)}")
         hint = flags[flag]
+        if not values:
+            raise InputError(f"{flag} is missing, wanted {in_words(hint)}")
         values = _plain_words(values)
         if types.NoneType in typing.get_args(hint):
             values = ["None" if value == "none" else value for value in values]
@@ -67,8 +69,7 @@ def override(config: C, words: Sequence[str]) -> C:
             with contextlib.redirect_stderr(io.StringIO()):
                 config = _read(config, [flag, *values])
         except SystemExit:
-            got = repr(" ".join(values)) if values else "missing"
-            raise InputError(f"{flag} is {got}, wanted {in_words(hint)}") from None
+            raise InputError(f"{flag} is {' '.join(values)!r}, wanted {in_words(hint)}") from None
     return config
 
 

@@ -37,6 +37,13 @@ def test_loss_and_gradients_equal_the_reference(x64: None) -> None:
     assert_close(reference.lstm_states(aux.carry), expected.states[0], 1e-10)
 
 
+def test_a_head_has_a_loss_already() -> None:
+    """Its loss was taken for predictions, and the targets were told to have its shape."""
+    layers = [mp_lstm.lstm_layer(3, 4), mp_lstm.softmax_head(4, 2)]
+    with pytest.raises(InputError, match=r"^sequential: the last layer, head, is a head already: leave loss out$"):
+        mp_lstm.sequential(layers, loss=mp_lstm.squared_error)
+
+
 def test_a_carry_of_another_batch_is_refused() -> None:
     model = mp_lstm.language_model(**examples.SIZES)
     batch = random_batch(np.random.default_rng(0), 3, 2, resets=[False, False])

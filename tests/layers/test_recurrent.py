@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import flax.linen as nn
@@ -180,3 +181,20 @@ def test_each_row_keeps_its_own_carry_under_padding() -> None:
     assert layer.forward((), jnp.ones(TAKEN), layer.init_state(ROWS), Context())[0] == TIME
     with pytest.raises(InputError, match=r"^mine: its carry has float32 \[\], wanted \[3, ...\]: let init_state give"):
         layer.forward((), jnp.ones(TAKEN), layer.init_state(ROWS), Context(mask=jnp.ones((TIME, ROWS), bool)))
+
+
+def test_a_cell_that_cannot_run_is_named() -> None:
+    """A class in place of a cell, and an input of another size, were flax's own errors."""
+    with pytest.raises(InputError, match=r"^mine: the cell is the class GRUCell: pass one of it, GRUCell\(\.\.\.\)$"):
+        mp_lstm.recurrent(nn.GRUCell, INPUTS, name="mine")
+    layer = mp_lstm.recurrent(nn.GRUCell(4), INPUTS + 1, name="mine")
+    params = layer.init(jax.random.key(0))
+    with pytest.raises(InputError, match=rf"^mine: its input is float32 .*, \[T, B, {INPUTS + 1}\] is wanted"):
+        layer.forward(params, jnp.ones(TAKEN), layer.init_state(ROWS), Context())
+
+
+def test_a_function_of_other_arguments_is_refused_when_it_is_given() -> None:
+    for f, options in ((lambda p, x: x, {}), (lambda p, x, state: (state, x), {"with_context": True})):
+        with pytest.raises(InputError, match=r"^mine: its function is called with \(params, x, state"):
+            mp_lstm.from_function(lambda key: (), inspect.unwrap(f), name="mine", **options)
+    mp_lstm.from_function(lambda key: (), lambda *args: args[1:], name="mine")

@@ -107,6 +107,8 @@ def test_any_device_is_a_cpu_core_by_default():
 def test_an_unknown_device_is_explained():
     with pytest.raises(InputError, match=r"device c is not described, these are: a, b: pass devices=calibration.dev"):
         COSTS.overhead("c")
+    with pytest.raises(InputError, match=r"^1 is a device of JAX and no name; it is not described, these are: a, b: "):
+        COSTS.overhead(1)
 
 
 # --- files ---

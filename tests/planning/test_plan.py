@@ -1,5 +1,6 @@
 """Plans: what is chosen, what is checked, and the table as printed."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from mp_lstm.planning import (
     Cost,
     DeviceRates,
     LinkRates,
+    Plan,
     make_plan,
     predict,
     row_splits,
@@ -361,12 +363,13 @@ def test_too_long_a_length_names_the_longest_bucket():
     ("lengths", "message"),
     [
         ((16, 17), "no bucket has length 17, this plan has 16, 64: pad the batch to one of them"),
+        (16, "lengths is 16, the bucket length of each batch is wanted: pass e.g. (16,)"),
         ((), "a window got no batches: pass the bucket length of at least one, e.g. (32,)"),
     ],
 )
 def test_wrong_windows_are_explained(lengths, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        plan_of().schedule(lengths)
+        inspect.unwrap(Plan.schedule)(plan_of(), lengths)
 
 
 def test_planning_never_imports_jax():

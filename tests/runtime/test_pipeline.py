@@ -58,6 +58,16 @@ BATCH = random_batch(np.random.default_rng(0), 6, 4, lengths=[6, 2, 0, 5])
 # States
 
 
+def test_a_plan_for_another_size_is_refused(devices: list[jax.Device]) -> None:
+    """Its memory and times, and so the choice of its partition, were those of another model with the same rows."""
+    planned, model = (mp_lstm.language_model(**examples.SIZES | {"hidden": size}) for size in (8, 4))
+    plan = mp_lstm.make_plan(planned, batch_size=4, lengths=(8,), devices=devices[:2])
+    with pytest.raises(
+        InputError, match=r"^the plan is for a model whose lstm 1 has 384 parameters, this one's has 128: "
+    ):
+        mp_lstm.make_pipeline(model, plan, optax.sgd(0.1))
+
+
 def test_init_draws_what_the_model_does(pipe: mp_lstm.Pipeline) -> None:
     """To the last bits: a stage's program fuses its arithmetic in its own way."""
     key = jax.random.key(4)

@@ -117,7 +117,7 @@ def test_a_run_killed_as_it_stops_early_keeps_that_it_did(tiny: Tiny, tmp_path: 
 
 
 def test_a_validation_that_the_end_of_a_run_made_is_nothing_to_those_that_follow(
-    tiny: Tiny, tmp_path: Path, monkeypatch
+    tiny: Tiny, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """It was kept as the best there was, so the next one was no better: the run that went on stopped early."""
     said = (1.0, 0.9, 0.8, 0.7)
@@ -129,7 +129,12 @@ def test_a_validation_that_the_end_of_a_run_made_is_nothing_to_those_that_follow
     first = fit(setup._replace(config=config_of(setup, max_steps=23)), parts)
     assert first.best is not None
     assert first.best.step == checkpoint.best(parts) == 23, "what the run found is tested, and written with"
+    capsys.readouterr()
     again = fit(setup, parts, resume=True)
+    forgotten = (
+        f"resumed after step 23; the validation there (perplexity {first.best.perplexity:,.2f}) was made because"
+    )
+    assert f"\n{forgotten} the run had ended, so it counts no more\n" in capsys.readouterr().out
     assert (again.steps, again.best, again.test) == (whole.steps, whole.best, whole.test)
     assert events(tmp_path / "whole", "train", "valid", "test") == events(parts, "train", "valid", "test")
 
