@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -77,14 +77,14 @@ def traced(function: Callable[..., Tree], args: tuple[Tree, ...], donate: tuple[
 
     trace = jax.make_jaxpr(flat, axis_env=axis_sizes(stage) if on_parts else None)
     closed = trace(*map(part_of, leaves) if on_parts else leaves)
-    sources, computed = _sources(closed.jaxpr, donated)
+    shardings = result_shardings(phase, jax.tree.unflatten(trees[-1], closed.out_avals), stage)
+    sources, computed = _sources(closed.jaxpr, donated, leaves, shardings)
     evaluate = jaxpr_as_fun(closed)
 
     def fresh(*leaves: Any) -> list[Any]:
         results = evaluate(*leaves)
         return [results[i] for i in computed]
 
-    shardings = result_shardings(phase, jax.tree.unflatten(trees[-1], closed.out_avals), stage)
     shardings, avals = [shardings[i] for i in computed], [closed.out_avals[i] for i in computed]
     if on_parts:
         fresh = over_parts(fresh, [leaf.sharding for leaf in leaves], shardings)
@@ -189,18 +189,28 @@ def _leaf_positions(args: tuple[Tree, ...], positions: tuple[int, ...]) -> set[i
     return found
 
 
-def _sources(jaxpr: Any, donated: set[int]) -> tuple[list[tuple[bool, int]], list[int]]:
+def _sources(
+    jaxpr: Any, donated: set[int], leaves: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedSharding]
+) -> tuple[list[tuple[bool, int]], list[int]]:
     """Where each result comes from: (True, input) or (False, place among the computed); and which are computed.
 
-    A donated input is never handed back: its memory is gone.
+    A donated input is never handed back: its memory is gone. Nor is one that lies otherwise than the result must: what
+    one micro-batch carries is the whole batch's state as it stands, but divided over devices where that one is whole.
+
+    Args:
+      jaxpr: of the function.
+      donated: positions of inputs.
+      leaves: structs of the inputs.
+      shardings: that the results must have.
     """
     inputs = {id(var): i for i, var in enumerate(jaxpr.invars) if i not in donated}
     places: dict[int, int] = {}
     computed: list[int] = []
     sources = []
     for i, var in enumerate(jaxpr.outvars):
-        if id(var) in inputs:
-            sources.append((True, inputs[id(var)]))
+        given = inputs.get(id(var))
+        if given is not None and leaves[given].sharding == shardings[i]:
+            sources.append((True, given))
             continue
         if id(var) not in places:
             places[id(var)] = len(computed)

@@ -315,3 +315,18 @@ def test_a_step_is_measured_and_verified() -> None:
     state, _ = pipe.step(state, batch)
     _, measured = measure_steps(pipe, state, [batch, batch])
     assert [step.start.keys() for step in measured.steps] == [set(pipe.plan.schedule((8,)).tasks)] * 2
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_carried_state_goes_on_where_rows_are_divided(x64: None, microbatches: int) -> None:
+    """With one micro-batch the state of the first step stayed divided: the second step ended in an error of JAX's."""
+    model = mp_lstm.language_model(**SIZES, dtype=jnp.float64)
+    batch = random_batch(np.random.default_rng(0), 6, 4, resets=[False, True, False, False])
+    found = []
+    for mesh in (Mesh((4,), data=2), Mesh((4,))):
+        pipe = pipeline(model, mesh, batch_size=4, lengths=(6,), microbatches=microbatches)
+        state = pipe.load(random_params(model))
+        for _ in range(3):
+            state, _ = pipe.step(state, batch)
+        found.append((pipe.params(state), reference.lstm_states(state.carry)))
+    assert_close(*found, 1e-10)
