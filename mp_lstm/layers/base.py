@@ -291,9 +291,11 @@ def apply(layer: Layer, params: Params, x: Any, state: State, ctx: Context) -> t
         dstate, dy = cotangent
         if getattr(dy, "ndim", None) == 0:  # y is a loss
             ctx = dataclasses.replace(ctx, scale=dy)
-        dx, dstate, tape = layer.backward(params, saved, dy, dstate, ctx)
+        dx, dbefore, tape = layer.backward(params, saved, dy, dstate, ctx)
         dparams = layer.weight_gradient(params, tape, ctx)
-        return dparams, zero_cotangent(x) if dx is None else dx, dstate, zero_cotangent(ctx)
+        # JAX's own zeros of what has no gradient are those that it gave for the state afterwards.
+        dbefore = jax.tree.map(lambda new, old: old if old.dtype == jax.dtypes.float0 else new, dbefore, dstate)
+        return dparams, zero_cotangent(x) if dx is None else dx, dbefore, zero_cotangent(ctx)
 
     run.defvjp(run_forward, run_backward)
     return run(params, x, state, ctx)
@@ -308,6 +310,15 @@ def zero_cotangent(tree: Any) -> Any:
         return np.zeros(np.shape(leaf), jax.dtypes.float0)
 
     return jax.tree.map(zero, tree)
+
+
+def zero_gradient(state: State) -> State:
+    """Zero gradients of a state, as layers hand them on: those of its floating arrays, and false for all others'."""
+
+    def zero(leaf: Any) -> Array:
+        return jnp.zeros(jnp.shape(leaf), leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.inexact) else bool)
+
+    return jax.tree.map(zero, state)
 
 
 def mask_steps(mask: Bool[Array, "T B"] | None, x: Array) -> Array:

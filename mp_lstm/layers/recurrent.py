@@ -13,11 +13,12 @@ from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.arguments import checked_sizes
-from mp_lstm.layers.base import Context, Layer, Params, State, infer_by_forward, mask_steps
+from mp_lstm.layers.base import Context, Layer, Params, State, infer_by_forward, mask_steps, zero_gradient
 from mp_lstm.layers.checks import check_features, described
 from mp_lstm.layers.results import check_kept, pair
 from mp_lstm.planning.costs import Cost
@@ -86,7 +87,8 @@ def from_function(
     def backward(params: Params, saved: Any, dy: Any, dstate: State, ctx: Context) -> tuple[Any, State, Params]:
         x, state = saved
         _, pull = jax.vjp(lambda params, x, state: run(params, x, state, ctx), params, x, state)
-        dparams, dx, dstate = pull((dstate, dy))
+        dparams, dx, dbefore = pull((jax.tree.map(_cotangent, state, dstate), dy))
+        dstate = jax.tree.map(_gradient, zero_gradient(state), dbefore)
         floating = all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(x))
         return (dx if floating else None), dstate, dparams
 
@@ -151,7 +153,7 @@ def recurrent(
             raise InputError(f"{name}: the size of the cell's input is missing: pass recurrent(cell, inputs=D)")
         (size,) = checked_sizes(name, inputs=inputs)
         init, init_state, step = _of_flax(cell, size)
-    checked_sizes(name, unroll=unroll)
+    (unroll,) = checked_sizes(name, unroll=unroll)
     if init is None or init_state is None:
         raise InputError(f"{name}: a cell that is a function needs init=... and init_state=...")
 
@@ -174,6 +176,16 @@ def recurrent(
     return from_function(
         init, run, init_state=init_state, with_context=True, cost=cost, name=name, kind=type(cell).__name__
     )
+
+
+def _cotangent(leaf: Any, gradient: Any) -> Any:
+    """The gradient of a state's array as JAX takes it: for what has none, such as a counter, zeros of its own kind."""
+    return gradient if jnp.issubdtype(leaf.dtype, jnp.inexact) else np.zeros(np.shape(leaf), jax.dtypes.float0)
+
+
+def _gradient(zero: Array, cotangent: Any) -> Any:
+    """JAX's gradient of a state's array as layers hand it on: zeros of JAX's own kind lie on no device."""
+    return zero if cotangent.dtype == jax.dtypes.float0 else cotangent
 
 
 def _check_takes(name: str, f: Callable[..., Any], count: int, wanted: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from mp_lstm.layers.base import zero_gradient
 from mp_lstm.runtime.placement import DATA, MODEL, Tree, computed, over_rows, own_part, parts_of, put
 from mp_lstm.runtime.stages import Stage
 
@@ -81,7 +81,7 @@ class Constants:
         """The gradient of the state after the last step."""
 
         def zeros() -> Tree:
-            return jax.tree.map(jnp.zeros_like, stage.layer.init_state(rows))
+            return zero_gradient(stage.layer.init_state(rows))
 
         return self._keep((stage.number, "dstate", rows), lambda: computed(zeros, over_rows(stage.sharding)))
 

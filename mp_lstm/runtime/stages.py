@@ -207,6 +207,8 @@ def make_stage(
 def _piece(x: Array, rows: tuple[int, int], size: int) -> Array:
     """Some rows of x [B, ...], with rows of zeros after them up to `size`."""
     first, last = rows
+    if size == last - first:
+        return x[first:last]
     return jnp.pad(x[first:last], [(0, size - (last - first))] + [(0, 0)] * (x.ndim - 1))
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import examples
 import mp_lstm
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, apply
@@ -198,3 +199,33 @@ def test_a_function_of_other_arguments_is_refused_when_it_is_given() -> None:
         with pytest.raises(InputError, match=r"^mine: its function is called with \(params, x, state"):
             mp_lstm.from_function(lambda key: (), inspect.unwrap(f), name="mine", **options)
     mp_lstm.from_function(lambda key: (), lambda *args: args[1:], name="mine")
+
+
+@pytest.mark.parametrize("remat", ["none", "layer", "stage"])
+def test_a_state_may_count(remat: str) -> None:
+    """JAX's gradient of whole numbers and switches lies on no device: the second chunk's B was an AttributeError."""
+
+    def f(params: Any, x: Any, state: Any) -> Any:
+        total = state["sum"][None] + jnp.cumsum(x, axis=0)
+        after = {"steps": state["steps"] + x.shape[0], "odd": ~state["odd"], "sum": total[-1]}
+        return after, x * params[None, None, :] + total
+
+    def initial(rows: int) -> Any:
+        return {"steps": jnp.zeros(rows, jnp.int32), "odd": jnp.zeros(rows, bool), "sum": jnp.zeros((rows, 3))}
+
+    counting = mp_lstm.recurrent(
+        lambda params, carry, x: ((carry[0] + 1, carry[1] * 0.5 + x), x * params[None, :] + carry[1]),
+        init=lambda key: jnp.ones(3),
+        init_state=lambda rows: (jnp.zeros(rows, jnp.int32), jnp.zeros((rows, 3))),
+    )
+    layers = [mp_lstm.dense(3, 3), mp_lstm.from_function(lambda key: jnp.ones(3), f, init_state=initial), counting]
+    model = mp_lstm.sequential([*layers, mp_lstm.dense(3, 2)], loss=mp_lstm.squared_error)
+    rng = np.random.default_rng(0)
+    inputs, targets = (rng.normal(size=(8, 4, size)).astype(np.float32) for size in (3, 2))
+    batch = mp_lstm.Batch(inputs, targets, resets=np.zeros(4, bool))
+    pipe = examples.pipeline(model, batch_size=4, lengths=(8,), partition=(2, 2), chunk=2, microbatches=2, remat=remat)
+    state, _ = pipe.step(pipe.init(jax.random.key(0)), batch)
+    assert pipe.verify(state, [batch, batch]).passed
+    state, _ = pipe.step(state, batch)
+    assert state.carry[1][0][0].tolist() == [16] * 4
+    jax.grad(lambda params: model.loss(params, batch)[0])(pipe.params(state))
