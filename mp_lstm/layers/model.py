@@ -131,9 +131,12 @@ def loss(
     weights = loss_weights(batch, mask, (time, rows), dtype)
     counted = None if mask is None and batch.weights is None else weights != 0
     initial = layers.init_state(rows)
-    if carry is not None and (wrong := difference(carry, initial)):
+    if carry is None or batch.resets is None:
+        carry = initial
+    elif wrong := difference(carry, initial):
         raise InputError(f"carry {wrong}: pass what the loss before returned for as many rows, or None to begin anew")
-    carry = initial if carry is None or batch.resets is None else reset_rows(jnp.asarray(batch.resets), initial, carry)
+    else:
+        carry = reset_rows(jnp.asarray(batch.resets), initial, carry)
     context = Context(
         key=None if key is None else dropout_key(key),
         counter=counter,

@@ -81,7 +81,7 @@ def place_window(
     model: Model, plan: Plan, stages: Sequence[Stage], batches: Sequence[Batch], *, normalize: str, dtype: Any
 ) -> PlacedWindow:
     """Checks, cuts and sends the batches of one window."""
-    padded = [_pad(plan, checked(model.rows, jax.device_get(batch)), dtype) for batch in batches]
+    padded = [pad_batch(plan, checked(model.rows, jax.device_get(batch)), dtype) for batch in batches]
     weights = [np.asarray(batch.weights) for _, batch in padded]
     weight = float(sum(part.sum(dtype=np.float64) for part in weights))
     rows = sum(int((part != 0).any(axis=0).sum()) for part in weights)
@@ -95,7 +95,7 @@ def place_window(
     )
 
 
-def _pad(plan: Plan, batch: Batch, dtype: Any) -> tuple[BucketPlan, Batch]:
+def pad_batch(plan: Plan, batch: Batch, dtype: Any) -> tuple[BucketPlan, Batch]:
     """A batch's bucket, and the batch padded to it and to the plan's rows, its weights given and zero on padding."""
     time, rows = step_shape(batch)
     if rows > plan.batch_size:

@@ -32,7 +32,7 @@ from mp_lstm.layers.model import reset_rows
 from mp_lstm.planning.plan import Plan
 from mp_lstm.runtime import average as averages
 from mp_lstm.runtime import optimizer as optimizers
-from mp_lstm.runtime.batches import PlacedWindow, place_window
+from mp_lstm.runtime.batches import PlacedWindow, pad_batch, place_window
 from mp_lstm.runtime.engine import Engine
 from mp_lstm.runtime.finish import averages_of, finish, lend_parameters, start_averages
 from mp_lstm.runtime.placement import Tree, computed, everywhere, put, structs, transfer
@@ -203,9 +203,9 @@ class Pipeline:
         """
         if not compile_only:
             state = self._chosen(state, params)
-        if carry is not None:
-            carry = self._checked_carry(carry, self.plan.batch_size)
         window = self.place(window)
+        if carry is not None and any(batch.resets is not None for batch in window.batches):
+            carry = self._checked_carry(carry, self.plan.batch_size)
         walk = self._begin(state.stages, window, state.key, state.batches, carry, compile_only)
         walk.run_forward(self.plan.schedule(window.lengths))
         last, args = self.stages[-1], (walk.total, window.weight_scalar)
@@ -311,10 +311,11 @@ class Pipeline:
           True
         """
         params, batches = self.params(state), [checked(self.model.rows, batch) for batch in _batches(window)]
+        dtype = self._engine.constants.dtype
         return certify(
             self.model,
             params,
-            batches,
+            [pad_batch(self.plan, batch, dtype)[1] for batch in batches],  # the state that is carried has all rows
             lambda: self._gathered(*self.value_and_grad(state, batches)),
             stages=[stage.number for stage in self.stages for _ in stage.rows],
             key=state.key,

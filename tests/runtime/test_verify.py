@@ -177,3 +177,29 @@ def test_relative_errors() -> None:
 def test_an_error_that_is_not_a_number_never_passes() -> None:
     rows = (RowErrors("a", 0, 0.0, 0.0), RowErrors("b", 1, math.nan, 0.0), RowErrors("c", 1, 0.0, 0.0))
     assert not Certificate(rows, 0.0, 1e-5, "float32").passed
+
+
+def test_a_gradient_that_is_nothing_but_rounding_is_not_held_to_it() -> None:
+    """A softmax does not see what is added to all its logits: what the number's gradient has is rounding."""
+    shifted = mp_lstm.from_function(
+        lambda key: (jnp.ones(()), jnp.ones((3,))),
+        lambda params, x, state: (state, x * params[1][None, None, :] + params[0]),
+    )
+    model = mp_lstm.sequential([mp_lstm.dense(3, 3), shifted], loss=mp_lstm.softmax_cross_entropy)
+    rng = np.random.default_rng(0)
+    batch = mp_lstm.Batch(rng.normal(size=(8, 4, 3)).astype(np.float32), rng.integers(0, 3, (8, 4)))
+    pipe = examples.pipeline(model, batch_size=4, lengths=(8,), partition=(1, 1), chunk=4)
+    state = pipe.init(jax.random.key(0))
+    gradient = pipe.value_and_grad(state, batch)[1][1]
+    assert abs(float(gradient[0][0])) < 1e-6 < np.abs(gradient[0][1]).max()
+    assert pipe.verify(state, batch).passed
+
+
+def test_fewer_rows_than_were_carried_are_verified() -> None:
+    """A step pads them to the plan's rows; the reference took the state of all for that of these."""
+    model = mp_lstm.language_model(**examples.SIZES)
+    pipe = examples.pipeline(model, batch_size=4, lengths=(4,), partition=(2, 2), chunk=2)
+    batches = [random_batch(np.random.default_rng(rows), 4, rows, resets=[False] * rows) for rows in (4, 3)]
+    state, _ = pipe.step(pipe.init(jax.random.key(0)), batches[0])
+    assert pipe.verify(state, batches[1]).passed
+    assert pipe.verify(state, batches[1]._replace(resets=None)).passed
