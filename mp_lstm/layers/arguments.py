@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from mp_lstm.errors import InputError
 from mp_lstm.planning.checks import positive, shown, whole
@@ -33,13 +34,14 @@ def checked_sizes(name: str, **sizes: Any) -> tuple[int, ...]:
     return tuple(positive(f"{name}: {field}", size) for field, size in sizes.items())
 
 
-def check_unroll(unroll: Any) -> None:
-    """Raises InputError for an unroll that only costs compile time."""
+def checked_unroll(unroll: Any) -> int:
+    """An unroll as Python's number; raises InputError for one that only costs compile time."""
     count = whole(unroll)
     if count is None or not 1 <= count <= UNROLL_LIMIT:
         raise InputError(
             f"unroll is {shown(unroll)}, 1 to {UNROLL_LIMIT} is wanted: compile time grows with it and speed does not"
         )
+    return count
 
 
 def check_types(name: str, **types: Any) -> None:
@@ -64,3 +66,12 @@ def check_types(name: str, **types: Any) -> None:
                 f"{name}: {field} is {shown(given) if found is None else found}, one of {', '.join(TYPES)} is wanted: "
                 "pass e.g. jnp.float32"
             )
+
+
+def check_one_type(name: str, x: Array, kernel: Array, state: Array) -> None:
+    """Raises InputError where a step of a recurrent layer would give a state of another type than it was given."""
+    if jnp.result_type(x, kernel) != state.dtype:
+        raise InputError(
+            f"{name}: its input is {x.dtype}, its parameters {kernel.dtype} and its state {state.dtype}: convert the "
+            f"input, as by x.astype({str(kernel.dtype)!r}), or make the layer with that dtype"
+        )

@@ -132,6 +132,7 @@ def dropout(rate: float, *, name: str = "dropout") -> Layer:
       >>> sorted(set(y.ravel().tolist()))
       [0.0, 2.0]
     """
+    rate = checked_rate(name, rate)
 
     def draw(ctx: Context, shape: tuple[int, int, int]) -> Array:
         return keep_mask(training_key(name, ctx), ctx.counter, ctx.start, ctx.row, shape, rate)
@@ -167,6 +168,7 @@ def locked_dropout(rate: float, *, name: str = "dropout") -> Layer:
       >>> bool((y == y[:1]).all())
       True
     """
+    rate = checked_rate(name, rate)
 
     def draw(ctx: Context, shape: tuple[int, int, int]) -> Array:
         return keep_mask(training_key(name, ctx), ctx.counter, 0, ctx.row, (1, *shape[1:]), rate)
@@ -174,9 +176,8 @@ def locked_dropout(rate: float, *, name: str = "dropout") -> Layer:
     return _dropping(rate, draw, name)
 
 
-def _dropping(rate: Any, draw: Callable[[Context, tuple[int, int, int]], Array], name: str) -> Layer:
+def _dropping(rate: float, draw: Callable[[Context, tuple[int, int, int]], Array], name: str) -> Layer:
     """The layer that drops where a mask says; `draw` makes the mask of a unit, [T or 1, B, D]."""
-    check_rate(name, rate)
 
     # F keeps the mask, a byte a value, so that B need not draw it again.
     def forward(params: tuple[()], x: Array, state: tuple[()], ctx: Context) -> tuple[tuple[()], Array, Array | None]:
@@ -209,12 +210,13 @@ def kept_and_scaled(x: Array, mask: Array, rate: float) -> Array:
     return jnp.where(mask, x * (1.0 / keep_probability(rate)), jnp.zeros((), x.dtype))
 
 
-def check_rate(name: str, rate: Any) -> None:
-    """Raises InputError for a rate that is no probability of dropping, or so near to 1 that nothing would be kept."""
+def checked_rate(name: str, rate: Any) -> float:
+    """A rate as Python's number; raises InputError for none, and for one so near to 1 that nothing would be kept."""
     found = number(rate)
     if found is None or not 0.0 <= found <= MOST_RATE:
         wanted = f"a number in [0, 1) is wanted, at most {MOST_RATE}"
         raise InputError(f"{name}: the rate is {shown(rate)}, {wanted}: pass a smaller one, or 0")
+    return found
 
 
 def training_key(name: str, ctx: Context) -> Key[Array, ""]:

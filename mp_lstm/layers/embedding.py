@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int, Key
 
 from mp_lstm.layers.arguments import check_types, checked_sizes
 from mp_lstm.layers.base import Context, Layer
-from mp_lstm.layers.dropout import check_rate, keep_mask, kept_and_scaled, training_key
+from mp_lstm.layers.dropout import checked_rate, keep_mask, kept_and_scaled, training_key
 from mp_lstm.layers.vocabulary import local_ids, sum_of_parts
 from mp_lstm.planning.costs import Cost
 
@@ -73,7 +73,7 @@ def embedding(
     """
     vocab, size = checked_sizes(name, vocab=vocab, size=size)
     check_types(name, dtype=dtype)
-    check_rate(name, dropout)
+    dropout = checked_rate(name, dropout)
     itemsize = jnp.dtype(dtype).itemsize
 
     def kept(tokens: Array, ctx: Context) -> Array | None:

@@ -25,14 +25,20 @@ from mp_lstm.layers.dropout import dropout as dropout_layer
 from mp_lstm.layers.dropout import locked_dropout
 from mp_lstm.layers.embedding import embedding
 from mp_lstm.layers.heads import softmax_head
-from mp_lstm.layers.lstm import default_bias_init, default_kernel_init, default_recurrent_init, lstm_layer
+from mp_lstm.layers.initialisers import (
+    Initialiser,
+    default_bias_init,
+    default_kernel_init,
+    default_recurrent_init,
+    forget_biased,
+    symmetric_uniform,
+)
+from mp_lstm.layers.lstm import lstm_layer
 from mp_lstm.layers.model import Model, Tie, row
 from mp_lstm.layers.regularisation import activation_regularisation, temporal_regularisation
 from mp_lstm.layers.two_biases import two_biases
 from mp_lstm.layers.weight_drop import weight_drop as weight_drop_layer
-from mp_lstm.planning.checks import LEAST, MOST, positive, shown, whole, within
-
-Initialiser = Callable[..., Any]  # (key, shape, dtype) -> array
+from mp_lstm.planning.checks import positive, shown, whole, within
 
 
 def language_model(
@@ -163,7 +169,11 @@ def _sizes(hidden: Any, layers: int) -> list[int]:
 
 def _is_sequence(value: Any) -> bool:
     """Whether it is several values rather than one, be it a wrong one."""
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and getattr(value, "ndim", 1) > 0
+    return (
+        isinstance(value, Sequence | np.ndarray | jax.Array)
+        and not isinstance(value, str)
+        and getattr(value, "ndim", 1) > 0
+    )
 
 
 def _uniforms(init_scale: Any, layers: int, tie: bool) -> list[Initialiser | None]:
@@ -198,22 +208,3 @@ def _one_a_layer(
 def _where(rate: float, make: Callable[[float], Layer]) -> list[Layer]:
     """The layer of a rate, none where it is zero."""
     return [make(rate)] if rate else []
-
-
-def symmetric_uniform(scale: Any) -> Initialiser:
-    """Initialiser: uniform(-scale, scale), whose width must be held too."""
-    most = within("init_scale", scale, "a positive number", least=LEAST, most=MOST / 2)
-
-    def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-        return jax.random.uniform(key, shape, dtype, -most, most)
-
-    return init
-
-
-def forget_biased(hidden: int, forget_bias: float, init: Initialiser) -> Initialiser:
-    """Initialiser of an LSTM's bias: `init`, plus `forget_bias` for the forget gates."""
-
-    def biased(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-        return init(key, shape, dtype).at[hidden : 2 * hidden].add(forget_bias)
-
-    return biased

@@ -28,9 +28,10 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Key
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers import cudnn
-from mp_lstm.layers.arguments import check_types, check_unroll, checked_sizes
+from mp_lstm.layers.arguments import check_one_type, check_types, checked_sizes, checked_unroll
 from mp_lstm.layers.base import Context, Layer, apply, flat_rows, infer_by_forward, steps_mask
 from mp_lstm.layers.checks import check_features, described
+from mp_lstm.layers.initialisers import default_bias_init, default_kernel_init, default_recurrent_init
 from mp_lstm.layers.products import (
     prepared_bytes,
     product,
@@ -38,11 +39,8 @@ from mp_lstm.layers.products import (
     product_over_rows,
     product_transposed,
 )
+from mp_lstm.layers.results import difference
 from mp_lstm.planning.costs import Cost
-
-default_kernel_init = jax.nn.initializers.glorot_uniform()
-default_recurrent_init = jax.nn.initializers.orthogonal()
-default_bias_init = jax.nn.initializers.zeros
 
 
 class LSTMParams(NamedTuple):
@@ -255,8 +253,7 @@ def lstm_layer(
     """
     inputs, hidden = checked_sizes(name, inputs=inputs, hidden=hidden)
     check_types(name, products=products, dtype=dtype)
-    check_unroll(unroll)
-    options = {"unroll": unroll, "products": products}
+    options = {"unroll": checked_unroll(unroll), "products": products}
 
     def init(key: Key[Array, ""]) -> LSTMParams:
         initialisers = {"kernel_init": kernel_init, "recurrent_init": recurrent_init, "bias_init": bias_init}
@@ -267,6 +264,7 @@ def lstm_layer(
 
     def run_forward(params: LSTMParams, x: Array, state: LSTMState, ctx: Context) -> tuple[LSTMState, Array, Saved]:
         check_features(name, x, inputs)
+        check_one_type(name, x, params.kernel, state.h)
         return forward(params, x, state, ctx.mask, **options)
 
     def run_backward(
@@ -347,7 +345,8 @@ def lstm(
       The state after each row's last real step, and outputs y [T, B, H].
 
     Raises:
-      InputError: x does not fit the parameters; the unroll is out of range, or the lengths are no whole numbers [B];
+      InputError: x or the state does not fit the parameters, or these each other; the unroll is out of range, or the
+        lengths are no whole numbers [B];
         products is no floating type; the implementation is unknown, or "cudnn" and there is no NVIDIA GPU or not all
         is float32.
 
@@ -367,9 +366,18 @@ def lstm(
     if lengths is not None and (lengths.shape != (rows,) or not jnp.issubdtype(lengths.dtype, jnp.integer)):
         raise InputError(f"lstm: lengths are {described(lengths)}, whole numbers of steps [{rows}] are wanted")
     hidden, dtype = params.recurrent_kernel.shape[0], params.kernel.dtype
+    shapes, wanted = [jnp.shape(leaf) for leaf in params], [(inputs, 4 * hidden), (hidden, 4 * hidden), (4 * hidden,)]
+    if shapes != wanted:
+        raise InputError(f"lstm: the parameters have shapes {shapes}, {wanted} are wanted")
     options = {"unroll": unroll, "products": products, "dtype": dtype, "implementation": implementation}
     layer = lstm_layer(inputs, hidden, **options)
-    state = layer.init_state(rows) if state is None else LSTMState(*state)
+    initial = layer.init_state(rows)
+    state = initial if state is None else state
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise InputError(f"lstm: the state is {described(state)}, a pair (h, c) is wanted")
+    state = LSTMState(*state)
+    if wrong := difference(state, initial):
+        raise InputError(f"lstm: the state {wrong}: pass h and c for each of {rows} rows")
     mask = steps_mask(lengths, 0, time)
     if implementation == "auto" and cudnn.undecided(params, dtype=dtype, products=products):
         return _lstm_by_platform(params, x, state, mask, unroll=unroll)

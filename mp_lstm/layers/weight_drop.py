@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from mp_lstm.errors import InputError
 from mp_lstm.layers.base import Context, Layer, Params, Saved, State, Tape
-from mp_lstm.layers.dropout import check_rate, keep_mask, kept_and_scaled, training_key
+from mp_lstm.layers.dropout import checked_rate, keep_mask, kept_and_scaled, training_key
 from mp_lstm.planning.costs import Cost
 
 DRAW_FLOPS = 30.0
@@ -47,7 +47,7 @@ def weight_drop(layer: Layer, rate: float) -> Layer:
       >>> layer.name, layer.cost(batch_size=2, time=4).parameters
       ('lstm', 180)
     """
-    check_rate(f"weight_drop of {layer.name}", rate)
+    rate = checked_rate(f"weight_drop of {layer.name}", rate)
     shapes = jax.eval_shape(layer.init, jax.random.key(0))
     if "recurrent_kernel" not in getattr(shapes, "_fields", ()):
         raise InputError(f"weight_drop: {layer.name} has no recurrent_kernel among its parameters: wrap an lstm_layer")

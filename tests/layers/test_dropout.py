@@ -139,3 +139,25 @@ def test_refuses_a_rate_that_is_no_number(rate: Any) -> None:
     shown = "the Layer 'top'" if isinstance(rate, mp_lstm.Layer) else repr(rate)
     with pytest.raises(InputError, match=rf"^drop: the rate is {shown}, a number in \[0, 1\) is wanted"):
         inspect.unwrap(mp_lstm.dropout)(rate, name="drop")
+
+
+@pytest.mark.parametrize("rate", [jnp.float32(0.25), np.float16(0.25)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        mp_lstm.dropout,
+        mp_lstm.locked_dropout,
+        lambda rate: inspect.unwrap(mp_lstm.embedding)(6, 4, dropout=rate),
+        lambda rate: inspect.unwrap(mp_lstm.weight_drop)(mp_lstm.lstm_layer(4, 4), rate),
+    ],
+    ids=["dropout", "locked", "words", "weights"],
+)
+def test_a_rate_may_be_a_number_of_jax_or_numpy(make: Any, rate: Any) -> None:
+    """They passed the check and failed in the first step: one asked whether it is 0, the other 2^16 in float16."""
+    wanted, layer = make(0.25), inspect.unwrap(make)(rate)
+    params, x = layer.init(jax.random.key(0)), jnp.ones((3, 2, 4))
+    if layer.input_ids is not None:
+        x = jnp.ones((3, 2), int)
+    ctx = Context(key=jax.random.key(1), train=True)
+    run = jax.jit(lambda one: one.forward(params, x, layer.init_state(2), ctx)[1], static_argnums=0)
+    np.testing.assert_array_equal(run(layer), run(wanted))

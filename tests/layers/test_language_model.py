@@ -13,7 +13,7 @@ import pytest
 
 import mp_lstm
 import reference
-from examples import random_batch, random_params
+from examples import VOCAB, random_batch, random_params
 from mp_lstm.errors import InputError
 from reference import assert_close
 
@@ -223,3 +223,19 @@ def test_sizes_may_be_numpys() -> None:
     scale = np.float32(0.1)
     model = inspect.unwrap(mp_lstm.language_model)(**SIZES | {"hidden": np.array([6, 3])}, init_scale=scale)
     assert parameters(model) == [44, (4 + 6 + 1) * 24, (6 + 3 + 1) * 12, 4 * 11]
+
+
+def test_sizes_may_be_an_array_of_jax() -> None:
+    """One of numpy was taken for several sizes, one of JAX for a wrong one."""
+    sizes = {"vocab": VOCAB, "embed": 4, "hidden": jnp.array([4, 6]), "layers": 2}
+    model = inspect.unwrap(mp_lstm.language_model)(**sizes)
+    assert model.init(jax.random.key(0))[2].recurrent_kernel.shape == (6, 24)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_types_can_be_drawn(dtype: str) -> None:
+    """JAX has no orthogonal matrices of them."""
+    params = mp_lstm.language_model(vocab=VOCAB, embed=4, hidden=4, layers=1, dtype=dtype).init(jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+    kernel = np.asarray(params[1].recurrent_kernel, np.float64)
+    np.testing.assert_allclose(kernel @ kernel.T, np.eye(4), atol=0.02)
