@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mp_lstm import launch
 from mp_lstm.errors import InputError
-from mp_lstm.training.config import Config, load, save
+from mp_lstm.training.config import Config, load
 from mp_lstm.training.files import check_replaceable, is_one_of, is_utf8, replace_lines, writing
 from mp_lstm.training.overrides import flag_types, overrides_help, split_overrides, suggest_flag
 from mp_lstm.training.run_directory import (
     CONFIG,
-    VOCABULARY,
     check_same_run,
     check_writable,
+    claimed_directory,
     fresh_directory,
     own_files,
     saved_config,
@@ -255,9 +255,10 @@ def _train(args: argparse.Namespace) -> int:
     if args.resume:
         return _resume(args)
     config, member = load(args.config, args.overrides), _member(args)
+    name = "austen" if args.config is None else Path(args.config).stem
 
     def found() -> str:
-        run_dir = fresh_directory(args.run_dir, "austen" if args.config is None else Path(args.config).stem)
+        run_dir = fresh_directory(args.run_dir, name)
         check_writable(run_dir)
         return str(run_dir)
 
@@ -266,19 +267,12 @@ def _train(args: argparse.Namespace) -> int:
 
     from mp_lstm.runtime.processes import by_the_first
     from mp_lstm.training.fit import fit
-    from mp_lstm.training.setup import resolved
 
     run_dir = run_dir or Path(by_the_first(found))
     setup = _setup(config)
-
-    def begun() -> str:
-        with writing(run_dir):
-            run_dir.mkdir(parents=True, exist_ok=True)
-            setup.corpus.vocabulary.save(run_dir / VOCABULARY)
-            save(resolved(setup), run_dir / CONFIG)  # the last: with it there is a run, which can be resumed
-        return f"run directory: {run_dir}"
-
-    print(by_the_first(begun))
+    if args.run_dir is None:
+        run_dir = Path(by_the_first(lambda: str(claimed_directory(name))))
+    print(f"run directory: {run_dir}")
     return _status(fit(setup, run_dir))
 
 
@@ -313,14 +307,9 @@ def _resume(args: argparse.Namespace) -> int:
     check_same_run(saved, config, run_dir)
     launch.prepare(config.train.emulate_devices, _member(args), config.train.step_timeout)
 
-    from mp_lstm.runtime.processes import is_first
     from mp_lstm.training.fit import fit
 
-    setup = _setup(config, vocabulary)
-    result = fit(setup, run_dir, resume=True)
-    if is_first():
-        save(setup.config, run_dir / CONFIG)  # what changed is the run's only now that it has worked
-    return _status(result)
+    return _status(fit(_setup(config, vocabulary), run_dir, resume=True))
 
 
 def _status(result: FitResult) -> int:

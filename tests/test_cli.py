@@ -28,7 +28,7 @@ from mp_lstm.training import timeline_plot
 from mp_lstm.training.config import Config, load
 from mp_lstm.training.fit import FitResult
 from mp_lstm.training.overrides import flag_types
-from mp_lstm.training.run_directory import check_writable, fresh_directory, text_files
+from mp_lstm.training.run_directory import check_writable, claimed_directory, fresh_directory, text_files
 
 TINY = """
 [data]
@@ -821,3 +821,8 @@ def test_a_run_that_could_not_write_its_configuration_leaves_the_directory_free(
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds other files: pass another --run-dir"):
         fresh_directory(tmp_path, "austen")
+
+
+def test_two_new_runs_have_a_directory_each(place: Path):
+    """Both found the same one free, and read their texts before they made it."""
+    assert [claimed_directory("tiny") for _ in range(2)] == [Path("runs/tiny-1"), Path("runs/tiny-2")]

@@ -4,8 +4,8 @@
     train       steps, validations, checkpoints: see `loop`; programs are compiled as they come to be needed: `warm_up`
     at the end  the last validation, the test with the best parameters, loss.png
 
-The run directory then holds checkpoints/, metrics.jsonl and loss.png. Of several processes, which all see that
-directory, the first one writes the last two.
+The run directory then holds config.toml, vocabulary.txt, checkpoints/, metrics.jsonl and loss.png. Of several
+processes, which all see that directory, the first one writes all but the checkpoints.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from mp_lstm.planning import BucketPlan
 from mp_lstm.runtime import processes
 from mp_lstm.training import checkpoint
 from mp_lstm.training.checkpoint import Restored
+from mp_lstm.training.config import save
 from mp_lstm.training.evaluate import SplitResult, evaluate
 from mp_lstm.training.files import writing
 from mp_lstm.training.interrupt import stop_signal
@@ -37,8 +38,8 @@ from mp_lstm.training.metrics import FILE, counted_compilations, metrics_writer,
 from mp_lstm.training.notes import Notes, Validation
 from mp_lstm.training.plots import plot_losses
 from mp_lstm.training.progress import progress
-from mp_lstm.training.run_directory import check_writable, held
-from mp_lstm.training.setup import Setup
+from mp_lstm.training.run_directory import CONFIG, VOCABULARY, check_writable, held
+from mp_lstm.training.setup import Setup, resolved
 from mp_lstm.training.warm_up import WarmUp, complete_together
 
 __all__ = ["FitResult", "SplitResult", "evaluate", "fit"]
@@ -87,9 +88,10 @@ def fit(setup: Setup, run_dir: str | os.PathLike[str], *, resume: bool = False) 
     began = time.perf_counter()
     run_dir = Path(run_dir)
     with contextlib.ExitStack() as ours:
-        processes.by_the_first(lambda: _take_directory(run_dir, resume, ours))
+        processes.by_the_first(lambda: _take_directory(setup, run_dir, resume, ours))
         result = _train(setup, run_dir, began, resume=resume)
         if processes.is_first():
+            save(resolved(setup), run_dir / CONFIG)  # what a resumed run changed is its own only now that it has worked
             _plot(run_dir)
     return result
 
@@ -143,8 +145,8 @@ def _train(setup: Setup, run_dir: Path, began: float, *, resume: bool) -> FitRes
     return result
 
 
-def _take_directory(run_dir: Path, resume: bool, ours: contextlib.ExitStack) -> str:
-    """Makes the directory of a new run; refuses to mix runs. Returns it, held until `ours` is closed."""
+def _take_directory(setup: Setup, run_dir: Path, resume: bool, ours: contextlib.ExitStack) -> str:
+    """Begins a new run in its directory; refuses to mix runs. Returns it, held until `ours` is closed."""
     if resume and not run_dir.is_dir():
         raise InputError(f"{run_dir} is no run directory, so there is nothing to resume: train without --resume")
     with writing(run_dir):
@@ -154,8 +156,11 @@ def _take_directory(run_dir: Path, resume: bool, ours: contextlib.ExitStack) -> 
     if resume:
         _check_not_lost(run_dir)
         return str(run_dir)
-    if (run_dir / FILE).exists() or checkpoint.latest(run_dir) is not None:
+    if any((run_dir / name).exists() for name in (CONFIG, FILE)) or checkpoint.latest(run_dir) is not None:
         raise InputError(f"{run_dir} holds another run: pass --resume to continue it, or another --run-dir")
+    with writing(run_dir):
+        setup.corpus.vocabulary.save(run_dir / VOCABULARY)
+    save(resolved(setup), run_dir / CONFIG)  # the last: with it there is a run, which can be resumed
     return str(run_dir)
 
 

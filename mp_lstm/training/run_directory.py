@@ -44,6 +44,17 @@ def fresh_directory(run_dir: Path | None, name: str) -> Path:
     return run_dir
 
 
+def claimed_directory(name: str) -> Path:
+    """Makes the next directory of this name: whoever else looks for one finds it taken."""
+    while True:
+        path = fresh_directory(None, name)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # somebody else took it just now
+                path.mkdir()
+                return path
+
+
 def check_writable(run_dir: Path) -> None:
     """Makes the directory of a run and a file in it, and takes them away: what is wrong shows before the work.
 

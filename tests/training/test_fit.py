@@ -22,11 +22,12 @@ import jax
 import numpy as np
 import pytest
 
-from mp_lstm.data import ContiguousBatches, Split
+from mp_lstm.data import ContiguousBatches, Split, Vocabulary
 from mp_lstm.errors import InputError
 from mp_lstm.layers import checks
 from mp_lstm.layers.batch import Batch
 from mp_lstm.training import checkpoint
+from mp_lstm.training.config import load_saved
 from mp_lstm.training.fit import SplitResult, evaluate, fit
 from mp_lstm.training.loop import windows
 from mp_lstm.training.metrics import read_metrics
@@ -353,6 +354,20 @@ def test_a_run_is_trained_by_one_process_at_a_time(tiny: Tiny, tmp_path: Path, r
         fit(setup, tmp_path, resume=resume)
     assert sorted(tmp_path.rglob("*")) == before
     assert fit(setup, tmp_path, resume=resume).steps == 1
+
+
+def test_a_run_has_the_files_that_commands_need(tiny: Tiny, tmp_path: Path) -> None:
+    """Two that began at once wrote over each other's: now they are written by whom the directory is."""
+    setup = tiny(train={"max_steps": 1})
+    fit(setup, tmp_path)
+    assert load_saved(tmp_path / "config.toml") == setup.config
+    assert Vocabulary.load(tmp_path / "vocabulary.txt") == setup.corpus.vocabulary
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(tmp_path / "config.toml", other)
+    with pytest.raises(InputError, match="other holds another run: pass --resume to continue it"):
+        fit(tiny(), other)
+    assert [path.name for path in other.iterdir()] == ["config.toml"]
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints"])
