@@ -49,7 +49,7 @@ def finish(
     norm, loss = run(last, "norm", None, optimizers.norm_and_loss, args)
     own, optimizer = [], []
     for stage, held in zip(engine.stages, states, strict=True):
-        sent, factor = transfer(norm, stage.sharding, "the global norm"), engine.constants.factor(stage, rate)
+        sent, factor = transfer(norm, stage.sharding, "the global norm"), engine.constants.factor(stage, float(rate))
         denominator = window.denominators[stage.number]
         args = (held.own, held.optimizer, walk.gradients_of(stage).own, sent, denominator, factor)
         params, state = run(stage, "update", None, stage.update, args, donate=(0, 1) if donate else ())

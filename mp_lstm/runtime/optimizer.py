@@ -64,7 +64,7 @@ def _probe(optimizer: optax.GradientTransformation, leaves: tuple[str, ...], sca
             updates, state = optimizer.update(gradients, state, params)
             params = optax.apply_updates(params, updates)
             found.append(updates)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         if "missing" in str(error):
             raise InputError(f"the optimizer needs more than gradients, state and parameters: {error}") from error
         reason, *_ = str(error).split("\n")

@@ -67,6 +67,11 @@ def check_state(state: Any, stages: Sequence[Stage], params: Params) -> None:
         if [leaf.shape for leaf in leaves] != [struct.shape for struct in structs]:
             raise InputError(f"the state has parameters of another model in stage {stage.number}: {remedy}")
         for leaf in leaves[:1]:  # a stage's are donated and placed together
+            if not isinstance(leaf, Elsewhere | jax.Array):
+                raise InputError(
+                    f"the state has {described(leaf)} of the host in stage {stage.number}: {remedy}, or pass the "
+                    "parameters to pipe.load"
+                )
             if not isinstance(leaf, Elsewhere) and leaf.is_deleted():
                 raise InputError(
                     "the state is used up, a step took its memory: go on with the state that step returned, or make "

@@ -66,6 +66,8 @@ def test_refuses_what_cannot_update_any_tree() -> None:
     masked = optax.masked(optax.sgd(0.1), {"kernel": True, "bias": False})
     with pytest.raises(InputError, match=r"the optimizer cannot update a tree of two small leaves \(.*\): .* function"):
         check_leafwise(masked)
+    with pytest.raises(InputError, match=r"^the optimizer cannot update a tree of two small leaves \(.*'fast'"):
+        check_leafwise(optax.lookahead(optax.sgd(0.1), 3, 0.5))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", None, optax.adam])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -112,3 +113,9 @@ def test_a_carry_may_lie_anywhere(state: State, pipe: mp_lstm.Pipeline) -> None:
     assert {leaf.sharding for leaf in jax.tree.leaves(after[1])} == {pipe.stages[1].sharding}
     pipe.infer(state, TOKENS, carry, resets=[True, False])
     jax.block_until_ready(pipe.evaluate(state, BATCH, carry=jax.device_put(carry, other)).loss)
+
+
+def test_a_state_of_the_host_is_refused(pipe: mp_lstm.Pipeline, state: State) -> None:
+    on_host = dataclasses.replace(state, stages=jax.device_get(state.stages))
+    with pytest.raises(InputError, match=r"^the state has float32 .* of the host in stage 0: .* pipe\.load$"):
+        pipe.step(on_host, examples.random_batch(np.random.default_rng(0), 4, 2))
