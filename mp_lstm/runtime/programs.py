@@ -78,7 +78,7 @@ def traced(function: Callable[..., Tree], args: tuple[Tree, ...], donate: tuple[
     trace = jax.make_jaxpr(flat, axis_env=axis_sizes(stage) if on_parts else None)
     closed = trace(*map(part_of, leaves) if on_parts else leaves)
     shardings = result_shardings(phase, jax.tree.unflatten(trees[-1], closed.out_avals), stage)
-    sources, computed = _sources(closed.jaxpr, donated, leaves, shardings)
+    sources, computed = _sources(closed.jaxpr, donated, leaves, None if on_parts else shardings)
     evaluate = jaxpr_as_fun(closed)
 
     def fresh(*leaves: Any) -> list[Any]:
@@ -190,7 +190,7 @@ def _leaf_positions(args: tuple[Tree, ...], positions: tuple[int, ...]) -> set[i
 
 
 def _sources(
-    jaxpr: Any, donated: set[int], leaves: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedSharding]
+    jaxpr: Any, donated: set[int], leaves: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedSharding] | None
 ) -> tuple[list[tuple[bool, int]], list[int]]:
     """Where each result comes from: (True, input) or (False, place among the computed); and which are computed.
 
@@ -201,7 +201,7 @@ def _sources(
       jaxpr: of the function.
       donated: positions of inputs.
       leaves: structs of the inputs.
-      shardings: that the results must have.
+      shardings: that the results must have; None: what is kept of an argument may stay as it lies.
     """
     inputs = {id(var): i for i, var in enumerate(jaxpr.invars) if i not in donated}
     places: dict[int, int] = {}
@@ -209,7 +209,7 @@ def _sources(
     sources = []
     for i, var in enumerate(jaxpr.outvars):
         given = inputs.get(id(var))
-        if given is not None and leaves[given].sharding == shardings[i]:
+        if given is not None and (shardings is None or leaves[given].sharding == shardings[i]):
             sources.append((True, given))
             continue
         if id(var) not in places:

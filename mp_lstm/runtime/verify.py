@@ -31,6 +31,9 @@ TOLERANCE = {"float64": 1e-10, "float32": 2e-5}
 ROUNDINGS = 8
 """Largest relative error that passes in narrower types, in units of their rounding: an LSTM's backward rounds the
 gradients of its gates once more than JAX's derivative does, and eight layers over 64 steps came to less than four."""
+NOTHING = 0.05
+"""Share of a row's gradient below which one of its leaves may be nothing but rounding: of a bias that the loss cannot
+see, say. An error that hides below it is a twentieth of the tolerance of the row's whole gradient."""
 
 
 class RowErrors(NamedTuple):
@@ -94,11 +97,6 @@ def relative_error(got: Any, wanted: Any) -> float:
     differences = [np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64)) for a, b in pairs]
     errors = [float(off / (max(norm, least) or 1.0)) for off, norm in zip(differences, norms, strict=True)]
     return float(np.max([0.0, *errors]))
-
-
-NOTHING = 0.05
-"""Share of a row's gradient below which one of its leaves may be nothing but rounding: of a bias that the loss cannot
-see, say. An error that hides below it is a twentieth of the tolerance of the row's whole gradient."""
 
 
 def narrowest(jaxpr: Jaxpr) -> jnp.dtype:

@@ -59,7 +59,7 @@ def override(config: C, words: Sequence[str]) -> C:
         if flag not in flags:
             raise InputError(f"{flag} is unknown: {suggest_flag(flag, flags)}")
         hint = flags[flag]
-        if not values:
+        if not values and typing.get_origin(hint) is not dict:  # a table may be empty
             raise InputError(f"{flag} is missing, wanted {in_words(hint)}")
         values = _plain_words(values)
         if types.NoneType in typing.get_args(hint):

@@ -459,8 +459,10 @@ def test_costs_that_are_known(costs: str):
 
 
 def test_lists_may_not_be_empty():
-    with pytest.raises(InputError, match=r"data\.buckets is \[\], wanted at least 1"):
+    with pytest.raises(InputError, match=r"data\.buckets is missing, wanted auto or a list of whole numbers"):
         load(overrides=["--data.buckets"])
+    with pytest.raises(InputError, match=r"data\.buckets is \[\], wanted at least 1"):
+        load(overrides=["--data.buckets", "[]"])
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0"])
