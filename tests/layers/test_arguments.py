@@ -19,6 +19,7 @@ import pytest
 import mp_lstm
 from mp_lstm.errors import InputError
 from mp_lstm.layers.arguments import TYPES, check_types
+from mp_lstm.layers.base import Context
 
 
 def lstm_init(*sizes: Any, name: str, **options: Any) -> Any:
@@ -120,3 +121,38 @@ def test_types_in_any_form(given: Any) -> None:
 def test_any_two_types_have_a_higher_one() -> None:
     for a, b in itertools.product(TYPES, TYPES):
         jnp.promote_types(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"state": (np.zeros((3, 5)), np.zeros((3, 5)))},
+            r"the state is float32 \[3, 5\] at \.h, wanted float32 \[2, 5\]",
+        ),
+        ({"state": np.zeros((2, 5))}, r"the state is float64 \[2, 5\], a pair \(h, c\) is wanted"),
+        ({"state": (np.zeros((2, 5), int), np.zeros((2, 5)))}, r"the state is int32 \[2, 5\] at \.h, wanted float32"),
+        (
+            {"params": mp_lstm.LSTMParams(np.ones((3, 20)), np.ones((4, 20)), np.ones(20))},
+            r"the parameters have shapes .*, \[\(3, 16\), \(4, 16\), \(16,\)\] are wanted",
+        ),
+        (
+            {"params": mp_lstm.LSTMParams(*(jnp.ones(shape, jnp.bfloat16) for shape in ((3, 20), (5, 20), 20)))},
+            "its input is float32, its parameters bfloat16 and its state bfloat16: convert the input, as by x.astype",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(change: dict[str, Any], message: str) -> None:
+    """They ended in JAX's words for sums and loops."""
+    arguments = {"params": mp_lstm.lstm_init(jax.random.key(0), 3, 5), "state": None} | change
+    with pytest.raises(InputError, match=f"^lstm: {message}"):
+        inspect.unwrap(mp_lstm.lstm)(arguments["params"], jnp.ones((6, 2, 3)), arguments["state"])
+
+
+def test_features_of_another_type_are_named(x64: None) -> None:
+    """In x64 mode numpy's own features are float64, the layer's parameters float32."""
+    layer = mp_lstm.lstm_layer(3, 4, name="first")
+    with pytest.raises(
+        InputError, match=r"^first: its input is float64, its parameters float32 and its state float32: co"
+    ):
+        layer.forward(layer.init(jax.random.key(0)), jnp.ones((2, 1, 3)), layer.init_state(1), Context())

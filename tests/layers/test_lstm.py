@@ -5,7 +5,6 @@ Accuracy is stated where it is used: float64 to 1e-10 of each array's norm, floa
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from functools import partial
 from typing import Any
@@ -396,38 +395,3 @@ class TestOriginal:
         params = mp_lstm.lstm_init(jax.random.key(0), 3, 5)
         with pytest.raises(InputError, match=r"lstm: lengths are (float32|bool) \[2\], whole numbers of steps \[2\]"):
             mp_lstm.lstm(params, jnp.ones((4, 2, 3)), lengths=lengths)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"state": (np.zeros((3, 5)), np.zeros((3, 5)))},
-            r"the state is float32 \[3, 5\] at \.h, wanted float32 \[2, 5\]",
-        ),
-        ({"state": np.zeros((2, 5))}, r"the state is float64 \[2, 5\], a pair \(h, c\) is wanted"),
-        ({"state": (np.zeros((2, 5), int), np.zeros((2, 5)))}, r"the state is int32 \[2, 5\] at \.h, wanted float32"),
-        (
-            {"params": mp_lstm.LSTMParams(np.ones((3, 20)), np.ones((4, 20)), np.ones(20))},
-            r"the parameters have shapes .*, \[\(3, 16\), \(4, 16\), \(16,\)\] are wanted",
-        ),
-        (
-            {"params": mp_lstm.LSTMParams(*(jnp.ones(shape, jnp.bfloat16) for shape in ((3, 20), (5, 20), 20)))},
-            "its input is float32, its parameters bfloat16 and its state bfloat16: convert the input, as by x.astype",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit(change: dict[str, Any], message: str) -> None:
-    """They ended in JAX's words for sums and loops."""
-    arguments = {"params": mp_lstm.lstm_init(jax.random.key(0), 3, 5), "state": None} | change
-    with pytest.raises(InputError, match=f"^lstm: {message}"):
-        inspect.unwrap(mp_lstm.lstm)(arguments["params"], jnp.ones((6, 2, 3)), arguments["state"])
-
-
-def test_features_of_another_type_are_named(x64: None) -> None:
-    """In x64 mode numpy's own features are float64, the layer's parameters float32."""
-    layer = mp_lstm.lstm_layer(3, 4, name="first")
-    with pytest.raises(
-        InputError, match=r"^first: its input is float64, its parameters float32 and its state float32: co"
-    ):
-        layer.forward(layer.init(jax.random.key(0)), jnp.ones((2, 1, 3)), layer.init_state(1), Context())
