@@ -199,7 +199,8 @@ def _parser() -> _Parser:
     launched.set_defaults(run=_launch, configured=False, stray=None)
     evaluate = add("evaluate", _evaluate, "Evaluate the best parameters of a run.", configured=False)
     read = evaluate.add_mutually_exclusive_group()
-    read.add_argument("--split", choices=("train", "valid", "test"), help="default: test")  # none: --text shuts it out
+    # It has no default here: argparse takes a value that is the default for one that was not given.
+    read.add_argument("--split", choices=("train", "valid", "test"), help="default: test")
     read.add_argument("--text", metavar="FILE", help="a text instead, a sentence a line; -: standard input")
     evaluate.add_argument(
         "--per-token",
@@ -474,7 +475,8 @@ def _plan(args: argparse.Namespace) -> int:
 
     corpus = read_corpus(config)
     planned = make_planned(config, corpus, jax.devices(), cache=_cost_cache())
-    make_optimizer(config, make_schedule(config, updates_per_epoch(config, planned.sources.train)))  # if train could
+    # What train would refuse of the update is refused here too.
+    make_optimizer(config, make_schedule(config, updates_per_epoch(config, planned.sources.train)))
     plan, costs, counts = planned.plan, planned.costs, planned.sources.train.counts()
     commonest = max(counts, key=counts.__getitem__)
     if args.plot is not None:

@@ -64,7 +64,7 @@ class Layer(NamedTuple):
       init: key -> params.
       init_state: batch size -> state carried over time; () for none.
       forward: (params, x, state, ctx) -> (state, y, saved).
-      backward: (params, saved, dy, dstate, ctx) -> (dx or None, dstate, tape).
+      backward: (params, saved, dy, dstate, ctx) -> (dx or None, dstate, tape); dstate is as `zero_gradient` has it.
       weight_gradient: (params, tape, ctx) -> dparams, of one micro-batch, its chunks joined.
       infer: (params, x, state, ctx) -> (state, y); y is the prediction, where forward's y is the loss.
       cost: (batch size, time steps) -> Cost.
